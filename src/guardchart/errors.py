@@ -1,0 +1,193 @@
+"""Every error guardchart raises: one root, a few families, a stable code each.
+
+A message names what is wrong, where, and how to mend it. It never repeats a value
+that came from a model, a snapshot or an attacker: declared names only.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+__all__ = [
+    "AgentConfigError",
+    "AgentError",
+    "ChartError",
+    "GuardchartError",
+    "LedgerError",
+    "MissingExtraError",
+    "NotSentError",
+    "NotSupportedError",
+    "QueueFullError",
+    "ServiceInterruptedError",
+    "SnapshotDriftError",
+    "SnapshotError",
+    "SnapshotTamperedError",
+    "SnapshotTooLargeError",
+    "StepError",
+    "StoreConflictError",
+    "StoreError",
+    "ToolDeniedError",
+    "ToolTimeoutError",
+]
+
+
+class GuardchartError(Exception):
+    """The root of every error this library raises.
+
+    ``code`` is stable across releases and listed in docs/errors.md.
+    """
+
+    code: ClassVar[str] = "guardchart"
+
+
+class ChartError(GuardchartError, ValueError):
+    """A chart (or the logic bound to it) is wrong; found when it is compiled.
+
+    ``path`` is the JSON path of the offending place, ``""`` where there is none.
+    """
+
+    code = "chart"
+
+    def __init__(self, message: str, *, path: str = "") -> None:
+        super().__init__(f"{path}: {message}" if path else message)
+        self.path = path
+
+
+class StepError(GuardchartError):
+    """A step could not be completed; the snapshot that was given is unchanged."""
+
+    code = "step"
+
+
+class NotSupportedError(GuardchartError):
+    """The chosen engine cannot do this, e.g. an async service on the sync engine."""
+
+    code = "not-supported"
+
+
+class QueueFullError(GuardchartError):
+    """An interpreter's bounded queue is full; the event was not accepted."""
+
+    code = "queue-full"
+
+
+class ServiceInterruptedError(GuardchartError):
+    """A service was running when its snapshot was taken; its outcome is unknown."""
+
+    code = "service-interrupted"
+
+
+class SnapshotError(GuardchartError):
+    """A snapshot cannot be loaded: malformed, inconsistent or too large.
+
+    ``path`` is the place in the snapshot, ``"$"`` being its root. Nothing was restored.
+    """
+
+    code = "snapshot"
+
+    def __init__(self, message: str, *, path: str = "$") -> None:
+        super().__init__(f"{message} (at {path})" if path != "$" else message)
+        self.path = path
+
+
+class SnapshotDriftError(SnapshotError):
+    """A snapshot belongs to another machine, or to another shape of this one."""
+
+    code = "snapshot-drift"
+
+
+class SnapshotTamperedError(SnapshotError):
+    """The seal of a snapshot is missing or does not fit; nothing of it was kept."""
+
+    code = "snapshot-tampered"
+
+
+class StoreError(GuardchartError):
+    """A store or ledger refused or failed; nothing was written."""
+
+    code = "store"
+
+
+class StoreConflictError(StoreError):
+    """Somebody else committed a newer revision first; load again and retry."""
+
+    code = "store-conflict"
+
+
+class SnapshotTooLargeError(StoreError):
+    """A snapshot exceeds the store's ``max_snapshot_bytes``; nothing was written."""
+
+    code = "snapshot-too-large"
+
+
+class LedgerError(StoreError):
+    """A ledger verb does not fit the row it names; the row is unchanged.
+
+    ``reason`` is a short stable word (``"unknown"``, ``"closed"``, ``"digest"``,
+    ``"expired"``, ``"token"``, ``"early"``, ``"unproposed"``, ...), ``row_id`` the row
+    where there is one.
+    """
+
+    code = "ledger"
+
+    def __init__(self, message: str, *, reason: str, row_id: str | None = None) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.row_id = row_id
+
+
+class AgentError(GuardchartError):
+    """The family of everything above the kernel: tools, models, agents, bridges."""
+
+    code = "agent"
+
+
+class AgentConfigError(AgentError, ValueError):
+    """The wiring is wrong; raised while building, before anything ran."""
+
+    code = "agent-config"
+
+
+class ToolDeniedError(AgentError):
+    """The gate refused a tool call; the tool did not run.
+
+    ``tool`` is the name as far as it is a registered one, ``reason`` names the check.
+    """
+
+    code = "tool-denied"
+
+    def __init__(self, tool: str, reason: str) -> None:
+        super().__init__(f"tool {tool!r} denied: {reason}")
+        self.tool = tool
+        self.reason = reason
+
+
+class ToolTimeoutError(AgentError):
+    """A tool did not answer within its ``timeout_s``; a side effect is in doubt."""
+
+    code = "tool-timeout"
+
+    def __init__(self, tool: str, timeout_s: float) -> None:
+        super().__init__(f"tool {tool!r} did not answer within {timeout_s:g} s")
+        self.tool = tool
+        self.timeout_s = timeout_s
+
+
+class NotSentError(AgentError):
+    """Raised by a tool to say that its side effect certainly did not happen.
+
+    The gate releases the claim (at most three times), so the call may be tried again.
+    """
+
+    code = "not-sent"
+
+
+class MissingExtraError(GuardchartError, ImportError):
+    """An optional dependency is not installed; the message names the command."""
+
+    code = "missing-extra"
+
+    def __init__(self, what: str, install: str) -> None:
+        super().__init__(f"{what} is not installed: {install}")
+        self.what = what
+        self.install = install

@@ -1,0 +1,1 @@
+"""One named test per promise; docs/promises.md is their index."""
