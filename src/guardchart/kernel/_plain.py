@@ -1,0 +1,221 @@
+"""Plain JSON data: a checked, private copy of a value nobody has vouched for.
+
+The walk is level by level, so nesting costs no stack, and it stops at the first value
+beyond a cap, so shared or cyclic containers cost no more than the caps allow. Each
+container is copied before it is looked at: what was checked is what is kept, whatever
+another thread does to the original meanwhile.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Container
+from typing import Any, Final
+
+from guardchart.errors import SnapshotError
+
+__all__ = ["MAX_BYTES", "MAX_DEPTH", "copy_json", "parse_json", "written_size"]
+
+MAX_BYTES: Final = 1 << 20
+MAX_DEPTH: Final = 100
+
+# CPython neither writes nor reads longer integers as text (sys.set_int_max_str_digits).
+_INT_LIMIT: Final = 10**4300
+_FLOAT_MAX: Final = 1.7976931348623157e308
+_SEGMENTS_SHOWN: Final = 12
+
+_TYPE: Final = "only null, booleans, numbers, strings, lists and objects are JSON"
+_KEY: Final = "the keys of an object must be strings"
+_FINITE: Final = "a number must be finite"
+_LONG: Final = "an integer has more than 4300 digits"
+
+
+class _Refused(Exception):
+    """The walk met something it must not copy; `_explain` says what and where."""
+
+
+class _TooLarge(Exception):
+    """The walk reached the size cap; a second walk would only cost as much again."""
+
+
+def parse_json(text: str, max_bytes: int) -> object:
+    """Parse JSON text from outside, its size checked first.
+
+    Args:
+        text: The text as received.
+        max_bytes: Cap on its UTF-8 length.
+
+    Returns:
+        Whatever the text holds. NaN and infinities are left for `copy_json` to find,
+        which knows their path. Of a key written twice the last counts.
+
+    Raises:
+        SnapshotError: The text is longer than the cap, is not JSON, or is nested beyond
+            what the parser's own guard permits.
+    """
+    size = len(text)
+    if size <= max_bytes and not text.isascii():
+        size = len(text.encode("utf-8", "surrogatepass"))
+    if size > max_bytes:
+        raise _too_large(max_bytes)
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        # The parser's own message counts characters of hostile text: it helps nobody.
+        raise SnapshotError("not valid snapshot JSON") from None
+
+
+def copy_json(
+    value: dict[str, Any], max_bytes: int, max_depth: int, names: Container[str]
+) -> tuple[dict[str, Any], int]:
+    """Copy a dict, making sure that it holds plain JSON data within the caps.
+
+    Args:
+        value: Any dict; nothing about its contents is assumed.
+        max_bytes: Cap on the size, counted as the characters of strings and keys plus
+            the least punctuation: never more than the JSON text would have.
+        max_depth: Cap on nested containers, ``value`` itself being the first.
+        names: Keys that may appear in an error's path. Any other is shown by position.
+
+    Returns:
+        A copy sharing no container with ``value``, and its counted size.
+
+    Raises:
+        SnapshotError: Naming the first offending place, level by level.
+    """
+    try:
+        return _copy(value, max_bytes, max_depth)
+    except _TooLarge:
+        raise _too_large(max_bytes) from None
+    except _Refused:
+        raise _explain(value, max_depth, names) from None
+
+
+def _copy(root: dict[str, Any], max_bytes: int, max_depth: int) -> tuple[dict[str, Any], int]:
+    left = max_bytes
+    if len(root) > left:
+        raise _TooLarge
+    copy = root.copy()
+    level: list[Any] = [copy]
+    depth = 1
+    while level:
+        if depth > max_depth:
+            raise _Refused
+        depth += 1
+        below: list[Any] = []
+        for node in level:
+            # The same chain twice: a call per value would double the cost of a load.
+            if type(node) is dict:
+                left -= 4 * len(node)
+                for key, item in node.items():
+                    if type(key) is not str:
+                        raise _Refused
+                    left -= len(key)
+                    kind = type(item)
+                    if kind is str:
+                        left -= len(item)
+                    elif kind is dict or kind is list:
+                        if len(item) > left:
+                            raise _TooLarge
+                        node[key] = item = item.copy()
+                        below.append(item)
+                    elif item is None or kind is bool:
+                        pass
+                    elif kind is int:
+                        if not -_INT_LIMIT < item < _INT_LIMIT:
+                            raise _Refused
+                    elif kind is not float or not -_FLOAT_MAX <= item <= _FLOAT_MAX:
+                        raise _Refused
+            else:
+                left -= 2 * len(node)
+                for index, item in enumerate(node):
+                    kind = type(item)
+                    if kind is dict or kind is list:
+                        if len(item) > left:
+                            raise _TooLarge
+                        node[index] = item = item.copy()
+                        below.append(item)
+                    elif kind is str:
+                        left -= len(item)
+                    elif item is None or kind is bool:
+                        pass
+                    elif kind is int:
+                        if not -_INT_LIMIT < item < _INT_LIMIT:
+                            raise _Refused
+                    elif kind is not float or not -_FLOAT_MAX <= item <= _FLOAT_MAX:
+                        raise _Refused
+            if left < 0:
+                raise _TooLarge
+        level = below
+    return copy, max_bytes - left
+
+
+class _Place:
+    """A container met by `_explain`, and how it was reached."""
+
+    __slots__ = ("key", "node", "position", "up")
+
+    def __init__(self, node: Any, up: _Place | None, key: object, position: int) -> None:
+        self.node = node
+        self.up = up
+        self.key = key
+        self.position = position
+
+    def path(self, names: Container[str]) -> str:
+        segments: list[str] = []
+        place: _Place | None = self
+        while place is not None and place.up is not None:
+            if type(place.up.node) is list:
+                segments.append(f"[{place.position}]")
+            elif type(place.key) is str and place.key in names:
+                segments.append(f".{place.key}")
+            else:
+                segments.append(f".<key {place.position + 1}>")
+            place = place.up
+        segments.reverse()
+        rest = "..." if len(segments) > _SEGMENTS_SHOWN else ""
+        return "$" + "".join(segments[:_SEGMENTS_SHOWN]) + rest
+
+
+def _explain(root: dict[str, Any], max_depth: int, names: Container[str]) -> SnapshotError:
+    """Say what `_copy` refused, and where; walks no further than `_copy` went."""
+    level = [_Place(root, None, None, 0)]
+    for _ in range(max_depth):
+        below: list[_Place] = []
+        for place in level:
+            node = place.node
+            pairs = list(node.items()) if type(node) is dict else list(enumerate(node))
+            for position, (key, item) in enumerate(pairs):
+                if type(node) is dict and type(key) is not str:
+                    return SnapshotError(_KEY, path=place.path(names))
+                if type(item) is dict or type(item) is list:
+                    below.append(_Place(item, place, key, position))
+                    continue
+                fault = _fault(item)
+                if fault is not None:
+                    here = _Place(item, place, key, position)
+                    return SnapshotError(fault, path=here.path(names))
+        if not below:
+            # Only another thread can have mended it meanwhile.
+            return SnapshotError("the snapshot changed while it was read")
+        level = below
+    return SnapshotError(f"nested deeper than max_depth={max_depth}", path=level[0].path(names))
+
+
+def _fault(item: object) -> str | None:
+    if item is None or type(item) is bool or type(item) is str:
+        return None
+    if type(item) is int:
+        return None if -_INT_LIMIT < item < _INT_LIMIT else _LONG
+    if type(item) is float:
+        return None if -_FLOAT_MAX <= item <= _FLOAT_MAX else _FINITE
+    return _TYPE
+
+
+def _too_large(max_bytes: int) -> SnapshotError:
+    return SnapshotError(f"larger than max_bytes={max_bytes}")
+
+
+def written_size(data: dict[str, Any]) -> int:
+    """Return the length of the data's JSON text, as `json.dumps` writes it by default."""
+    return len(json.dumps(data))

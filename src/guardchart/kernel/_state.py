@@ -1,0 +1,224 @@
+"""The data a step reads and returns: snapshots, their parts, and receipts.
+
+A snapshot is a tuple subclass of five fields, because making one is the largest single cost
+of a step; the fields that seldom change sit together in the fifth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from guardchart.kernel._events import Event
+
+if TYPE_CHECKING:
+    from guardchart.kernel._compile import Machine
+    from guardchart.kernel._plan import Configuration
+
+Status = Literal["active", "done", "error"]
+ReceiptStatus = Literal["taken", "denied", "forbidden", "ignored", "dropped"]
+EMPTY: Mapping[str, Any] = MappingProxyType({})
+
+
+class Child(NamedTuple):
+    """A service or machine that a state invoked, or an action spawned.
+
+    ``key`` is ``"<id>@<rev>"``, rev being that of the step which started it; a completion
+    has to name it. ``status`` is ``active``, ``done`` or ``error``. ``snapshot`` is what the
+    host recorded of a child machine. ``state_id`` is the invoking state, "" when spawned.
+    """
+
+    src: str
+    key: str
+    status: str = "active"
+    input: Any = None
+    snapshot: Any = None
+    spawned: bool = False
+    state_id: str = ""
+
+
+class Timer(NamedTuple):
+    """When a timer is due: epoch milliseconds. All else follows from its id."""
+
+    due_at: float
+
+
+class DelayedSend(NamedTuple):
+    """An event that waits to be sent: when it is due, to whom, and what."""
+
+    due_at: float
+    target: str | None
+    event: Event
+
+
+class Rest(NamedTuple):
+    """The fields of a snapshot that most steps leave alone."""
+
+    history: Mapping[str, tuple[str, ...]] = EMPTY
+    timers: Mapping[str, Timer] = EMPTY
+    children: Mapping[str, Child] = EMPTY
+    sends: Mapping[str, DelayedSend] = EMPTY
+    output: Any = None
+    error: Mapping[str, Any] | None = None
+    run: str | None = None
+    batch_no: int = 0
+
+
+NO_REST = Rest()
+
+
+class Snapshot(tuple[int, str, Mapping[str, Any], Any, Rest]):
+    """The whole state of a machine after a macrostep. Immutable.
+
+    ``rev`` counts the steps, ``status`` is ``active``, ``done`` or ``error``, ``context`` is
+    a read-only mapping, ``config`` the active configuration, ``value`` the same as XState
+    writes it, ``state_ids`` the ids of its leaves. ``history`` maps a history state's id to
+    the ids it would restore; ``timers``, ``children`` and ``sends`` hold what is pending.
+    ``run`` and ``batch_no`` belong to the host; steps carry them along unread.
+    """
+
+    __slots__ = ()
+
+    def __new__(
+        cls,
+        rev: int,
+        status: str,
+        context: Mapping[str, Any],
+        config: Configuration,
+        rest: Rest = NO_REST,
+    ) -> Snapshot:
+        """Make a snapshot; ``context`` is taken as it is when it is a read-only view."""
+        if type(context) is not MappingProxyType:
+            context = MappingProxyType(dict(context))
+        return tuple.__new__(cls, (rev, status, context, config, rest))
+
+    @property
+    def rev(self) -> int:
+        """How many steps led here."""
+        return self[0]
+
+    @property
+    def status(self) -> str:
+        """``active``, ``done`` or ``error``."""
+        return self[1]
+
+    @property
+    def context(self) -> Mapping[str, Any]:
+        """The extended state, read-only."""
+        return self[2]
+
+    @property
+    def config(self) -> Configuration:
+        """The active configuration."""
+        return self[3]  # type: ignore[no-any-return]
+
+    @property
+    def rest(self) -> Rest:
+        """The fields that most steps leave alone, together."""
+        return self[4]
+
+    @property
+    def machine(self) -> Machine:
+        """The machine this is a snapshot of."""
+        return self.config.machine
+
+    @property
+    def value(self) -> Any:
+        """The state value, as XState writes it; a fresh object."""
+        return self.config.value
+
+    @property
+    def state_ids(self) -> frozenset[str]:
+        """The ids of the active leaves."""
+        return self.config.ids
+
+    @property
+    def history(self) -> Mapping[str, tuple[str, ...]]:
+        """What each history state that was left would restore: state ids."""
+        return self[4].history
+
+    @property
+    def timers(self) -> Mapping[str, Timer]:
+        """The pending ``after`` timers by id."""
+        return self[4].timers
+
+    @property
+    def children(self) -> Mapping[str, Child]:
+        """Invoked and spawned children by id."""
+        return self[4].children
+
+    @property
+    def sends(self) -> Mapping[str, DelayedSend]:
+        """The delayed sends by id."""
+        return self[4].sends
+
+    @property
+    def output(self) -> Any:
+        """The machine's output once it is done."""
+        return self[4].output
+
+    @property
+    def error(self) -> Mapping[str, Any] | None:
+        """``{"type", "message"}`` once the machine is in error."""
+        return self[4].error
+
+    @property
+    def run(self) -> str | None:
+        """The host's name for this run; opaque to the kernel."""
+        return self[4].run
+
+    @property
+    def batch_no(self) -> int:
+        """The host's count of batches; opaque to the kernel."""
+        return self[4].batch_no
+
+    def replace(self, **fields: Any) -> Snapshot:
+        """Return a copy with the given fields; ``rev`` stays unless it is among them."""
+        rev = fields.pop("rev", self[0])
+        status = fields.pop("status", self[1])
+        context = fields.pop("context", self[2])
+        config = fields.pop("config", self[3])
+        rest = self[4]._replace(**fields) if fields else self[4]
+        return Snapshot(rev, status, context, config, rest)
+
+    def __repr__(self) -> str:
+        ids = ", ".join(sorted(self.state_ids))
+        return f"<Snapshot rev={self[0]} {self[1]} [{ids}]>"
+
+
+class Microstep(NamedTuple):
+    """One microstep of a macrostep: the event's type ("" when eventless), from, to (leaf ids)."""
+
+    event_type: str
+    from_ids: frozenset[str]
+    to_ids: frozenset[str]
+
+
+class Receipt(NamedTuple):
+    """What became of an event.
+
+    ``status``: ``taken`` a transition ran; ``denied`` an active handler existed and all its
+    guards refused, or strict mode, a reserved type or a fault forbade it; ``forbidden`` a
+    handler swallowed it on purpose; ``ignored`` no active state handles it; ``dropped`` the
+    machine is not active, or a completion or timer is not (or no longer) the snapshot's.
+    ``reason`` says why in words, ``faults`` holds the exceptions of actions and guards,
+    ``changed`` tells whether the snapshot is a new one.
+    """
+
+    status: ReceiptStatus
+    reason: str | None
+    faults: tuple[BaseException, ...]
+    changed: bool
+    state_ids: frozenset[str]
+    microsteps: tuple[Microstep, ...] = ()
+
+    @property
+    def error(self) -> BaseException | None:
+        """The first fault, or None."""
+        return self.faults[0] if self.faults else None
+
+    @property
+    def denied(self) -> bool:
+        """Whether the status is ``denied``."""
+        return self.status == "denied"
