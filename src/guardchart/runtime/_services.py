@@ -1,0 +1,176 @@
+"""How a service is called: its form, what it is handed, and how its outcome settles."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import weakref
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from guardchart.kernel import Machine, Snapshot, StateNode, StreamEvent
+
+if TYPE_CHECKING:
+    from guardchart.runtime._base import InterpreterBase
+
+__all__ = ["Invocation", "ServiceScope", "call_service", "is_async_service"]
+
+
+class Invocation(NamedTuple):
+    """One run of a service.
+
+    Attributes:
+        id: The invoke's id, as in ``snapshot.children``.
+        key: ``"<id>@<rev>"``; a completion under any other key is dropped.
+        src: The service's name in the chart.
+        service: The callable or Machine behind it.
+        state_id: The state that invoked it, or None for a spawned actor.
+        event: The event whose step started it.
+        input: The invoke's ``input``, evaluated.
+    """
+
+    id: str
+    key: str
+    src: str
+    service: Any
+    state_id: str | None
+    event: Any
+    input: Any
+
+
+class ServiceScope:
+    """What a three-argument service is handed first: a live, read-only view of its machine."""
+
+    __slots__ = ("_interpreter", "invocation")
+
+    def __init__(self, interpreter: InterpreterBase, invocation: Invocation) -> None:
+        self._interpreter = interpreter
+        self.invocation = invocation
+
+    @property
+    def id(self) -> str:
+        """The actor path of the machine."""
+        return self._interpreter.id
+
+    @property
+    def parent(self) -> Any:
+        """The interpreter that spawned this one, or None."""
+        return self._interpreter.parent
+
+    @property
+    def engine(self) -> str:
+        """``"sync"`` or ``"async"``."""
+        return self._interpreter.engine
+
+    @property
+    def state_id(self) -> str | None:
+        """The state that invoked the service."""
+        return self.invocation.state_id
+
+    @property
+    def node(self) -> StateNode | None:
+        """The node of that state, for its ``meta``."""
+        state_id = self.invocation.state_id
+        return None if state_id is None else self._interpreter.machine.nodes.get(state_id)
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """The snapshot as it is now, not as it was when the service started."""
+        return self._interpreter.snapshot
+
+    @property
+    def context(self) -> Mapping[str, Any]:
+        """The context as it is now."""
+        return MappingProxyType(self._interpreter.snapshot.context)
+
+    @property
+    def active(self) -> bool:
+        """Whether this very invocation is still what its state is waiting for."""
+        child = self._interpreter.snapshot.children.get(self.invocation.id)
+        return (
+            child is not None and child.key == self.invocation.key and child.status == "active"
+        )
+
+    @property
+    def host(self) -> Any:
+        """The `Host`: scope, ledger, run and agent."""
+        return self._interpreter.host
+
+    @property
+    def clock(self) -> Any:
+        """The interpreter's clock."""
+        return self._interpreter.clock
+
+    @property
+    def logic(self) -> Any:
+        """The `MachineLogic` of the machine."""
+        return self._interpreter.logic
+
+    @property
+    def interpreter(self) -> InterpreterBase:
+        """The interpreter itself."""
+        return self._interpreter
+
+    def send(self, event: Any, **payload: Any) -> None:
+        """Queue an event for the machine; safe from any thread, never waits."""
+        self._interpreter.post(event, **payload)
+
+    def stream(self, item: Any) -> None:
+        """Queue a ``STREAM`` event whose ``data`` is ``item``."""
+        self._interpreter.post(StreamEvent(item))
+
+
+_FORMS: Final[weakref.WeakKeyDictionary[Any, int]] = weakref.WeakKeyDictionary()
+
+
+def _form(service: Callable[..., Any]) -> int:
+    """3 for ``(scope, context, event)``, 1 for ``(input)``; what the signature binds first."""
+    declared = getattr(service, "__guardchart_form__", None)
+    if isinstance(declared, int):
+        return declared
+    try:
+        known = _FORMS.get(service)
+        if known is not None:
+            return known
+    except TypeError:
+        known = None
+    try:
+        signature = inspect.signature(service)
+        try:
+            signature.bind(None, None, None)
+            form = 3
+        except TypeError:
+            signature.bind(None)
+            form = 1
+    except (TypeError, ValueError):
+        form = 3
+    try:
+        _FORMS[service] = form
+    except TypeError:
+        pass
+    return form
+
+
+def call_service(interpreter: InterpreterBase, invocation: Invocation) -> Any:
+    """Call the service in its form; returns what it returns, an awaitable if it is async."""
+    service = invocation.service
+    if _form(service) == 1:
+        return service(invocation.input)
+    scope = ServiceScope(interpreter, invocation)
+    return service(scope, scope.context, invocation.event)
+
+
+def is_async_service(service: Any) -> bool:
+    """Whether calling ``service`` gives an awaitable (a Machine never does)."""
+    if isinstance(service, Machine):
+        return False
+    declared = getattr(service, "is_async", None)
+    if isinstance(declared, bool):
+        return declared
+    target = service
+    while isinstance(target, functools.partial):
+        target = target.func
+    return inspect.iscoroutinefunction(target) or inspect.iscoroutinefunction(
+        getattr(target, "__call__", None)  # noqa: B004
+    )
