@@ -1,0 +1,127 @@
+"""Running a tool's body: on a daemon thread or as a task, never longer than its timeout."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from typing import Any
+
+from guardchart.runtime._workers import WORKERS
+
+__all__ = ["BodyTimeout", "run_async", "run_sync"]
+
+_GRACE_S = 0.25
+_MARGIN_S = 1.0
+
+Abandoned = Callable[[Future[Any]], None]
+
+
+class BodyTimeout(Exception):
+    """The body did not end in time."""
+
+
+def _ignore(task: asyncio.Future[Any]) -> None:
+    task.add_done_callback(lambda t: None if t.cancelled() else t.exception() and None)
+
+
+async def _await_bounded(awaitable: Any, timeout_s: float) -> Any:
+    async def inner() -> Any:
+        return await awaitable
+
+    # A task that is waited for, not awaited: a body that ignores its cancellation is left
+    # behind instead of holding up the result.
+    task = asyncio.ensure_future(inner())
+    try:
+        done, _ = await asyncio.wait({task}, timeout=timeout_s)
+        if done:
+            return task.result()
+    except asyncio.CancelledError:
+        if task.done():
+            raise  # the body's own cancellation, or ours at the very end
+        await _drop(task)
+        raise
+    await _drop(task)
+    raise BodyTimeout
+
+
+async def _drop(task: asyncio.Future[Any]) -> None:
+    task.cancel()
+    _ignore(task)
+    await asyncio.wait({task}, timeout=_GRACE_S)
+
+
+def run_sync(body: Callable[[], Any], timeout_s: float, abandoned: Abandoned) -> Any:
+    """Run a body from synchronous code; an awaitable result is awaited on the worker's own loop.
+
+    Args:
+        body: runs on a daemon thread that sees the caller's context variables.
+        timeout_s: seconds it may take.
+        abandoned: gets the body's future where nobody waits for it any more.
+
+    Raises:
+        BodyTimeout: it took longer. Anything else comes from the body.
+    """
+    awaiting = False
+
+    def work() -> Any:
+        nonlocal awaiting
+        result = body()
+        if not inspect.isawaitable(result):
+            return result
+        awaiting = True
+        return asyncio.run(_await_bounded(result, timeout_s))
+
+    future = WORKERS.submit(work)
+    try:
+        try:
+            return future.result(timeout_s)
+        except FutureTimeout:
+            if awaiting and not future.done():  # it bounds itself, and cleans up first
+                return future.result(_MARGIN_S)
+            raise
+    except FutureTimeout:
+        if future.done():
+            return future.result()  # the body's own TimeoutError, or a result at the last moment
+        abandoned(future)
+        raise BodyTimeout from None
+    except BaseException:
+        if not future.done():  # this thread was interrupted, the body was not
+            abandoned(future)
+        raise
+
+
+async def run_async(
+    body: Callable[[], Any], timeout_s: float, abandoned: Abandoned, *, threaded: bool
+) -> Any:
+    """Run a body from a running loop: awaited there, or on a thread where it is synchronous.
+
+    Args:
+        body: what runs.
+        timeout_s: seconds it may take.
+        abandoned: gets the body's future where nobody waits for it any more.
+        threaded: whether ``body()`` itself may block.
+
+    Raises:
+        BodyTimeout: it took longer. Anything else comes from the body.
+    """
+    if not threaded:
+        result = body()
+        return await _await_bounded(result, timeout_s) if inspect.isawaitable(result) else result
+    future = WORKERS.submit(body)
+    # Cancelling the wrapper cannot cancel a body that runs; it only cuts the tie to this loop.
+    wrapped = asyncio.wrap_future(future)
+    try:
+        await asyncio.wait({wrapped}, timeout=timeout_s)
+    except asyncio.CancelledError:
+        wrapped.cancel()
+        abandoned(future)
+        raise
+    if not wrapped.done():
+        wrapped.cancel()
+        abandoned(future)
+        raise BodyTimeout
+    result = wrapped.result()
+    return await _await_bounded(result, timeout_s) if inspect.isawaitable(result) else result
