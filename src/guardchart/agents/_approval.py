@@ -1,0 +1,40 @@
+"""What a reviewer is asked, read from a context."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from guardchart.agents._context import pending_entries
+
+__all__ = ["pending_approval"]
+
+
+def pending_approval(context: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The calls that wait for a person: exactly what will run, if approved.
+
+    Args:
+        context: A machine's context, e.g. ``interp.context`` or ``state["xsm"]["context"]``.
+
+    Returns:
+        ``[{id, tool_call_id, name, arguments, digest}, ...]`` in the model's order; empty when
+        nobody is asked. ``id`` is the ledger's, to be named by an approval; ``tool_call_id``
+        the provider's; ``arguments`` are validated, defaults filled in.
+
+    Source: seed 003, pending_approval.
+
+    Example:
+        >>> pending_approval({"pending_tool_calls": []})
+        []
+    """
+    return [
+        {
+            "id": entry["row_id"] if isinstance(entry.get("row_id"), str) else entry["id"],
+            "tool_call_id": entry["id"],
+            "name": entry["name"],
+            "arguments": dict(entry["arguments"]),
+            "digest": entry.get("digest"),
+        }
+        for entry in pending_entries(context)
+        if entry.get("needs_approval") is True and entry.get("decided") is not True
+    ]

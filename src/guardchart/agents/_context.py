@@ -1,0 +1,114 @@
+"""The loop's context, read as untrusted data: pending calls, counters, the request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from guardchart.agents._messages import (
+    Message,
+    safe_text,
+    system_turn,
+    tool_turn,
+    trim_messages,
+    user_turn,
+)
+from guardchart.gate import ToolCall
+
+__all__ = [
+    "closing",
+    "pending_calls",
+    "pending_entries",
+    "prompt_of",
+    "request_messages",
+    "shortened",
+]
+
+
+def pending_entries(context: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The well-formed entries of ``pending_tool_calls``, in order."""
+    entries = context.get("pending_tool_calls")
+    if not isinstance(entries, list | tuple):
+        return []
+    return [
+        entry
+        for entry in entries
+        if isinstance(entry, Mapping)
+        and isinstance(entry.get("id"), str)
+        and isinstance(entry.get("name"), str)
+        and isinstance(entry.get("arguments"), Mapping)
+    ]
+
+
+def pending_calls(context: Mapping[str, Any]) -> list[ToolCall]:
+    """The pending calls as the model proposed them."""
+    return [
+        ToolCall(entry["id"], entry["name"], dict(entry["arguments"]))
+        for entry in pending_entries(context)
+    ]
+
+
+def prompt_of(context: Mapping[str, Any], event: Any) -> str | None:
+    """The prompt of an event, of the machine's input, or of the context; None without one."""
+    payload = getattr(event, "payload", None)
+    if isinstance(payload, Mapping):
+        for key in ("prompt", "task"):
+            if key in payload:
+                return _text(payload[key])
+    given = context.get("input")
+    if isinstance(given, Mapping):
+        for key in ("prompt", "task"):
+            if key in given:
+                return _text(given[key])
+    return _text(given) or _text(context.get("task"))
+
+
+def _text(value: Any) -> str | None:
+    return safe_text(value) if isinstance(value, str) and value.strip() else None
+
+
+def request_messages(context: Mapping[str, Any], system_prompt: str | None) -> list[Message]:
+    """What a model is sent: the system prompt (never stored), then the conversation.
+
+    A conversation without a user message is opened by the context's task.
+    """
+    stored = context.get("messages")
+    messages: list[Message] = [dict(each) for each in stored] if isinstance(stored, list) else []
+    if not any(each.get("role") == "user" for each in messages):
+        task = prompt_of(context, None)
+        if task is not None:
+            messages.insert(0, user_turn(task))
+    if system_prompt:
+        messages.insert(0, system_turn(system_prompt))
+    return messages
+
+
+def shortened(
+    context: Mapping[str, Any],
+    messages: Sequence[Message],
+    max_messages: int,
+    summarise: Callable[[list[Message]], list[Message]] | None,
+) -> list[Message]:
+    """The conversation bounded to ``max_messages``, or what ``summarise`` makes of it."""
+    if len(messages) <= max_messages:
+        return list(messages)
+    if summarise is not None:
+        return list(summarise(list(messages)))
+    task = context.get("task")
+    kept, _ = trim_messages(messages, max_messages, task=task if isinstance(task, str) else None)
+    return kept
+
+
+def closing(
+    context: Mapping[str, Any],
+    outcomes: Mapping[str, str],
+    default: str,
+    results: Iterable[Mapping[str, Any]] = (),
+) -> list[Message]:
+    """One result message per pending call: its own result, the ledger's word, or ``default``."""
+    own = {each["tool_call_id"]: each["content"] for each in results}
+    messages = []
+    for entry in pending_entries(context):
+        text = own.get(entry["id"]) or outcomes.get(entry["id"]) or default
+        messages.append(tool_turn(entry["id"], text, entry["name"]))
+    return messages

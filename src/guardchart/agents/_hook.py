@@ -1,0 +1,323 @@
+"""The loop's hook: what is decided in the ledger before a step is taken.
+
+Three things happen here and nowhere else in the loop. A model's answer is assessed and its
+calls are proposed, before anything is parked. A person's decision is taken in the ledger,
+all or none, before the chart moves. And whatever else closes pending calls (a deadline, new
+input, a failed batch) closes their rows first, so that what the conversation is told comes
+from the ledger.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from guardchart.agents._context import pending_calls, pending_entries
+from guardchart.agents._guards import LoopGuards
+from guardchart.agents._models import ModelResponse
+from guardchart.agents._turn import Decided, ModelTurn
+from guardchart.errors import LedgerError, ToolDeniedError
+from guardchart.gate import (
+    DecisionRefused,
+    Verdict,
+    answer_from_row,
+    as_allowed,
+    assess,
+    close_open,
+    closing_text,
+    lookup_verdicts,
+    propose_verdicts,
+    read_decisions,
+)
+from guardchart.kernel import EngineEvent, Event, Snapshot, can, done, failed, fired, transition
+from guardchart.persistence import Decision
+from guardchart.runtime import BeforeStep, Host
+
+__all__ = ["HUMAN_EVENTS", "LedgerHook"]
+
+HUMAN_EVENTS: Final = frozenset({"HUMAN_APPROVED", "HUMAN_REJECTED", "HUMAN_DECIDED"})
+
+
+class LedgerHook:
+    """``before_step`` of an ``agent_logic``.
+
+    Args:
+        guards: The loop's guards; they know registry and limits.
+        ledger: ``host -> Ledger``: the host's own, else the logic's.
+        human_timeout_s: How long a decision may take, in seconds.
+        approval_ttl_s: How long an approval is good, in seconds.
+        model_src: The name of the model's service in charts.
+    """
+
+    def __init__(
+        self,
+        guards: LoopGuards,
+        *,
+        ledger: Callable[[Any], Any],
+        human_timeout_s: float,
+        approval_ttl_s: float,
+        model_src: str = "callModel",
+    ) -> None:
+        self._guards = guards
+        self._ledger = ledger
+        self._human_timeout_ms = human_timeout_s * 1000.0
+        self._approval_ttl_ms = approval_ttl_s * 1000.0
+        self._model_src = model_src
+
+    def concerns(self, snapshot: Snapshot, event: Event | EngineEvent) -> bool:
+        """Whether this event makes the hook ask the ledger (which may block)."""
+        if isinstance(event, EngineEvent) and event.kind == "done":
+            return bool(getattr(event.value, "tool_calls", ()))
+        return bool(snapshot.context.get("pending_tool_calls"))
+
+    def __call__(
+        self,
+        snapshot: Snapshot,
+        event: Event | EngineEvent,
+        now: float,
+        host: Host,
+        outside: bool,
+    ) -> BeforeStep | None:
+        if isinstance(event, EngineEvent):
+            if event.kind == "done":
+                return self._turn(snapshot, event, now, host)
+            if event.kind == "observed":
+                return None
+            return self._closing(snapshot, event, now, host)
+        if event.type in HUMAN_EVENTS:
+            if not outside:
+                return BeforeStep(denied="an approval counts only from outside")
+            return self._human(snapshot, event, now, host)
+        return self._closing(snapshot, event, now, host)
+
+    # A model's answer
+
+    def _turn(
+        self, snapshot: Snapshot, event: EngineEvent, now: float, host: Host
+    ) -> BeforeStep | None:
+        turn = event.value
+        child = snapshot.children.get(event.key.rpartition("@")[0])
+        if (
+            not isinstance(turn, ModelResponse)
+            or child is None
+            or child.key != event.key
+            or child.src != self._model_src
+        ):
+            return None
+        node = snapshot.machine.nodes.get(child.state_id)
+        judged = self._guards.assessed(turn, snapshot.context, node)
+        if not judged.tool_calls or not all(each.ok for each in judged.verdicts or ()):
+            return BeforeStep(event=done(event.key, judged))
+        batch_no = snapshot.batch_no + 1
+        rows = propose_verdicts(
+            self._ledger(host),
+            host,
+            batch_no,
+            judged.verdicts or (),
+            decide_by=int(now + self._human_timeout_ms),
+            use_by=int(now + self._approval_ttl_ms),
+            now=int(now),
+        )
+        proposed = ModelTurn(
+            judged.text,
+            judged.tool_calls,
+            judged.usage,
+            judged.model,
+            verdicts=judged.verdicts,
+            row_ids=tuple(None if row is None else row.id for row in rows),
+            charged=judged.charged,
+        )
+        return BeforeStep(event=done(event.key, proposed), batch_no=batch_no)
+
+    # A person's decision
+
+    def _human(self, snapshot: Snapshot, event: Event, now: float, host: Host) -> BeforeStep | None:
+        context = snapshot.context
+        if not pending_entries(context):
+            return None
+        verdicts, rows = self._rows(snapshot, now, host)
+        if any(
+            verdict.needs_row and row is None for verdict, row in zip(verdicts, rows, strict=True)
+        ) or not all(verdict.ok for verdict in verdicts):
+            return self._refused(snapshot, event)
+        try:
+            given = read_decisions(event, _items(context, verdicts, rows))
+            decisions = self._checked(given, verdicts, rows)
+        except DecisionRefused as refused:
+            return BeforeStep(denied=refused.reason)
+        except ToolDeniedError as refused:
+            return BeforeStep(denied=f"the edit was refused: {refused.reason}")
+        trial = Decided(event, decided_ids=tuple(decisions), open_ids=_open(rows, decisions))
+        if not can(snapshot, trial):
+            return None
+        ledger = self._ledger(host)
+        try:
+            after = ledger.decide(
+                host.scope,
+                decisions,
+                by=_text(event.payload.get("by")),
+                again=event.payload.get("again") is True,
+                now=int(now),
+                use_by=int(now + self._approval_ttl_ms),
+            )
+        except LedgerError as error:
+            return self._denied(snapshot, error, now, host)
+        outcomes: dict[str, str] = {}
+        if event.type == "HUMAN_REJECTED":
+            outcomes = self._rejected(snapshot, verdicts, rows, after, now, ledger)
+        return BeforeStep(
+            event=Decided(
+                event,
+                outcomes=outcomes,
+                decided_ids=tuple(decisions),
+                open_ids=_open(rows, decisions),
+            )
+        )
+
+    def _rows(self, snapshot: Snapshot, now: float, host: Host) -> tuple[list[Verdict], list[Any]]:
+        """Verdict and row of each pending call, recomputed: nothing a snapshot says counts."""
+        verdicts = assess(
+            pending_calls(snapshot.context),
+            self._guards.registry,
+            as_allowed("*"),
+            max_tool_calls=self._guards.max_tool_calls,
+            context=snapshot.context,
+        )
+        rows = lookup_verdicts(self._ledger(host), host, snapshot.batch_no, verdicts, now=int(now))
+        return verdicts, rows
+
+    def _refused(self, snapshot: Snapshot, event: Event) -> BeforeStep | None:
+        """The snapshot disagrees with its rows: no row changes, and it does not stay parked."""
+        tampered = Decided(event, tampered=True)
+        if can(snapshot, tampered):
+            return BeforeStep(
+                event=tampered, denied="the pending calls are not the ones that were proposed"
+            )
+        return BeforeStep(denied="the pending calls are not the ones that were proposed")
+
+    def _checked(
+        self, given: Mapping[str, Any], verdicts: list[Verdict], rows: list[Any]
+    ) -> dict[str, Decision]:
+        """The decisions as the ledger takes them; an edit passes the schema first."""
+        by_id = {row.id: v for v, row in zip(verdicts, rows, strict=True) if row is not None}
+        decisions: dict[str, Decision] = {}
+        for row_id, each in given.items():
+            if each.decision != "edit":
+                decisions[row_id] = Decision(each.decision, digest=each.digest, reason=each.reason)
+                continue
+            verdict = by_id[row_id]
+            call = type(verdict.call)(
+                verdict.call.id, verdict.call.name, dict(each.arguments or {})
+            )
+            (edited,) = assess([call], self._guards.registry, as_allowed("*"), max_tool_calls=1)
+            if not edited.ok:
+                raise ToolDeniedError(verdict.call.name, edited.reason)
+            decisions[row_id] = Decision(
+                "edit",
+                digest=each.digest,
+                arguments=edited.arguments,
+                new_digest=edited.digest,
+                reason=each.reason,
+            )
+        return decisions
+
+    def _rejected(
+        self,
+        snapshot: Snapshot,
+        verdicts: list[Verdict],
+        rows: list[Any],
+        after: Mapping[str, Any],
+        now: float,
+        ledger: Any,
+    ) -> dict[str, str]:
+        outcomes = {}
+        for verdict, row in zip(verdicts, rows, strict=True):
+            if row is None:
+                outcomes[verdict.call.id] = closing_text("rejected")
+                continue
+            answer = answer_from_row(after.get(row.id, row), ledger=ledger, now=int(now))
+            if answer is not None:
+                outcomes[verdict.call.id] = answer.text
+        return outcomes
+
+    def _denied(self, snapshot: Snapshot, error: LedgerError, now: float, host: Host) -> BeforeStep:
+        if error.reason == "late" and snapshot.timers:
+            timer_id = min(snapshot.timers, key=lambda each: (snapshot.timers[each].due_at, each))
+            closed = self._closing(snapshot, fired(timer_id), now, host, reason="expired")
+            event = closed.event if closed is not None else fired(timer_id)
+            return BeforeStep(event=event, denied="the decision came too late")
+        return BeforeStep(denied=str(error))
+
+    # Everything else that closes pending calls
+
+    def _closing(
+        self,
+        snapshot: Snapshot,
+        event: Event | EngineEvent,
+        now: float,
+        host: Host,
+        *,
+        reason: str | None = None,
+    ) -> BeforeStep | None:
+        """Close the rows of calls this event will close, and give it their recorded outcomes."""
+        context = snapshot.context
+        if not any(self._guards.has_row(entry) for entry in pending_entries(context)):
+            return None
+        after, _ = transition(snapshot.machine, snapshot, event, now=now)
+        left = {entry["id"] for entry in pending_entries(after.context)}
+        gone = [entry["id"] for entry in pending_entries(context) if entry["id"] not in left]
+        if not gone:
+            return None
+        verdicts, rows = self._rows(snapshot, now, host)
+        wanted = {
+            row.id: verdict.call.id
+            for verdict, row in zip(verdicts, rows, strict=True)
+            if row is not None and verdict.call.id in gone
+        }
+        answers = close_open(
+            self._ledger(host), host.scope, wanted, reason or _reason(event), now=int(now)
+        )
+        outcomes = {wanted[row_id]: answer.text for row_id, answer in answers.items()}
+        if not isinstance(event, EngineEvent):
+            return BeforeStep(event=Decided(event, outcomes=outcomes))
+        if event.kind == "fired":
+            return BeforeStep(event=fired(event.key, {"outcomes": outcomes}))
+        event.value.outcomes = outcomes
+        return BeforeStep(event=failed(event.key, event.value))
+
+
+def _reason(event: Event | EngineEvent) -> str:
+    if isinstance(event, EngineEvent):
+        return "expired" if event.kind == "fired" else "failed"
+    return "superseded" if event.type == "START" else "void"
+
+
+def _items(
+    context: Mapping[str, Any], verdicts: list[Verdict], rows: list[Any]
+) -> list[dict[str, Any]]:
+    """What an event must answer: the calls shown as undecided, read from their rows."""
+    noted = {each["id"] for each in pending_entries(context) if each.get("decided") is True}
+    items = [
+        {
+            "id": row.id,
+            "tool_call_id": verdict.call.id,
+            "name": verdict.call.name,
+            "arguments": verdict.arguments,
+            "digest": row.digest,
+        }
+        for verdict, row in zip(verdicts, rows, strict=True)
+        if row is not None and verdict.needs_approval
+    ]
+    return [each for each in items if each["tool_call_id"] not in noted] or items
+
+
+def _open(rows: list[Any], decisions: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(
+        row.id
+        for row in rows
+        if row is not None and row.status == "proposed" and row.id not in decisions
+    )
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) and value else None

@@ -1,0 +1,262 @@
+"""``agent_logic``: what the names of TOOL_LOOP (and of charts like it) mean."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from guardchart.agents._actions import LoopActions
+from guardchart.agents._budgets import Budget, budget_guards
+from guardchart.agents._context import pending_calls
+from guardchart.agents._conversation import continued, is_start, tampered
+from guardchart.agents._guards import LoopGuards
+from guardchart.agents._hook import LedgerHook
+from guardchart.agents._messages import Message
+from guardchart.agents._models import ModelCall, is_async_model, reports_cost
+from guardchart.agents._retry import RetryPolicy
+from guardchart.agents._services import CallModel, RunTool
+from guardchart.agents._structured import OutputCheck
+from guardchart.errors import AgentConfigError
+from guardchart.gate import ToolRegistry, tool_registry
+from guardchart.kernel import Event, Machine, Snapshot
+from guardchart.persistence import default_ledger
+from guardchart.runtime import MachineLogic
+
+if TYPE_CHECKING:
+    import pydantic
+
+__all__ = ["AgentSettings", "agent_logic"]
+
+_CLAIM_WAIT_S: Final = 5.0
+_BATCH_SLACK_S: Final = 5.0
+
+
+class AgentSettings:
+    """What hosts want to know of an ``agent_logic``; found in ``logic.attachments["agent"]``.
+
+    Attributes:
+        registry: The tools.
+        retry: The policy of ``timed_out``.
+        ledger: The logic's own ledger, None for the process's.
+        budget_scope: ``"turn"`` or ``"conversation"``.
+    """
+
+    def __init__(
+        self,
+        registry: ToolRegistry,
+        retry: RetryPolicy,
+        ledger: Any,
+        budget_scope: Literal["turn", "conversation"],
+    ) -> None:
+        self.registry = registry
+        self.retry = retry
+        self.ledger = ledger
+        self.budget_scope = budget_scope
+
+    def ledger_of(self, host: Any) -> Any:
+        """The ledger a host brought, else the logic's own, else the process's."""
+        brought = getattr(host, "ledger", None)
+        if brought is not None:
+            return brought
+        return self.ledger if self.ledger is not None else default_ledger()
+
+    def next_turn(self, machine: Machine, snapshot: Snapshot, event: Any) -> Snapshot | None:
+        """The idle snapshot of the next turn of a finished conversation.
+
+        Returns:
+            None where the snapshot is not a finished loop or the event is no START.
+        """
+        if snapshot.status != "done" or "idle" not in machine.states or not is_start(event):
+            return None
+        return continued(machine, snapshot, budget_scope=self.budget_scope)
+
+    def tampered(self, machine: Machine, run: str) -> Snapshot | None:
+        """The ``error`` end, kind ``tampered``, with a fresh context; None without such a state."""
+        final = machine.states.get("error")
+        return tampered(machine, run) if final is not None and final.type == "final" else None
+
+
+def agent_logic(
+    model: ModelCall,
+    tools: ToolRegistry | Iterable[Any] | None = None,
+    *,
+    budgets: Budget | Mapping[str, Any] | None = None,
+    output_model: type[pydantic.BaseModel] | str | None = None,
+    max_messages: int = 200,
+    summarise: Callable[[list[Message]], list[Message]] | None = None,
+    max_output_retries: int = 2,
+    system_prompt: str | None = None,
+    model_timeout_s: float = 60,
+    human_timeout_s: float = 86400,
+    retry: RetryPolicy | None = None,
+    sync: bool | None = None,
+    tracer: Any = None,
+    max_tool_calls: int = 8,
+    output_parser: Callable[[str], Any] | None = None,
+    on_denied: Literal["fail", "retry"] = "fail",
+    max_denied: int = 2,
+    ledger: Any = None,
+    approval_ttl_s: float = 3600,
+    budget_scope: Literal["turn", "conversation"] = "turn",
+) -> MachineLogic:
+    """The logic of TOOL_LOOP: model and tool services, guards, actions and delays.
+
+    Args:
+        model: ``(messages, tools) -> ModelResponse``, sync or async.
+        tools: The registry; None for an agent that only talks.
+        budgets: A `Budget` or a mapping of its fields; 10 turns by default.
+        output_model: A pydantic model (or ``"module:Model"``) the final reply must fit.
+        max_messages: How many messages the context keeps, cut at turn boundaries.
+        summarise: ``messages -> messages``, instead of cutting.
+        max_output_retries: How often a reply that does not fit is asked for again.
+        system_prompt: Prepended to every request, never stored.
+        model_timeout_s: Seconds a model call may take.
+        human_timeout_s: Seconds a decision may take; later ones are refused.
+        retry: What happens after a failed model or tool turn; 3 attempts by default.
+        sync: Whether the services are synchronous; as the model by default.
+        tracer: Kept in ``attachments`` for trace plugins.
+        max_tool_calls: The most calls one turn may propose.
+        output_parser: ``text -> JSON value`` for ``output_model``.
+        on_denied: ``"fail"`` ends the run as ``tool_denied``; ``"retry"`` tells the model, at
+            most ``max_denied`` times a run.
+        max_denied: See ``on_denied``.
+        ledger: Where approvals and claims are kept, unless the host brings its own; the
+            process's in-memory ledger by default.
+        approval_ttl_s: Seconds an approval is good for.
+        budget_scope: Whether a conversation's turns share one budget.
+
+    Returns:
+        The logic; ``attachments`` hold ``agent`` (`AgentSettings`), ``registry``, ``ledger``
+        and ``tracer``.
+
+    Raises:
+        AgentConfigError: An argument is out of range or of the wrong type.
+
+    Source: seed 003, agent_logic.
+
+    Example:
+        >>> from guardchart.agents import FakeModel, tool_registry
+        >>> logic = agent_logic(FakeModel([{"text": "hi"}]), tool_registry())
+        >>> sorted(logic.services)
+        ['callModel', 'runTool']
+    """
+    registry = _registry(tools)
+    if not callable(model):
+        raise AgentConfigError("agent_logic: model must be callable: (messages, tools)")
+    for name, value in (
+        ("model_timeout_s", model_timeout_s),
+        ("human_timeout_s", human_timeout_s),
+        ("approval_ttl_s", approval_ttl_s),
+    ):
+        _positive(name, value)
+    for name, count in (("max_messages", max_messages), ("max_tool_calls", max_tool_calls)):
+        if type(count) is not int or count < 1:
+            raise AgentConfigError(f"agent_logic: {name} must be an int >= 1")
+    if on_denied not in ("fail", "retry"):
+        raise AgentConfigError('agent_logic: on_denied is "fail" or "retry"')
+    if budget_scope not in ("turn", "conversation"):
+        raise AgentConfigError('agent_logic: budget_scope is "turn" or "conversation"')
+    budget = Budget.of(budgets)
+    _warn_of_cost(budget, model)
+    policy = retry if retry is not None else RetryPolicy()
+    is_async = is_async_model(model) if sync is None else not sync
+    settings = AgentSettings(registry, policy, ledger, budget_scope)
+    output = OutputCheck(output_model, output_parser, max_output_retries)
+    guards = LoopGuards(
+        registry,
+        output=output,
+        retry=policy,
+        max_tool_calls=max_tool_calls,
+        on_denied=on_denied,
+        max_denied=max_denied,
+    )
+    actions = LoopActions(
+        output=output, max_messages=max_messages, summarise=summarise, judge=guards.judge
+    )
+
+    return MachineLogic(
+        actions=actions.table(),
+        guards={
+            **guards.table(),
+            **budget_guards(budget.max_tokens, budget.max_usd, budget.max_turns).guards,
+        },
+        services={
+            "callModel": CallModel(model, registry, system_prompt=system_prompt, is_async=is_async),
+            "runTool": RunTool(
+                registry,
+                ledger=settings.ledger_of,
+                max_tool_calls=max_tool_calls,
+                is_async=is_async,
+            ),
+        },
+        delays={
+            "modelTimeout": model_timeout_s * 1000,
+            "toolTimeout": _batch_timeout(registry),
+            "humanTimeout": human_timeout_s * 1000,
+            "retryDelay": _retry_delay(policy),
+        },
+        before_step=LedgerHook(
+            guards,
+            ledger=settings.ledger_of,
+            human_timeout_s=human_timeout_s,
+            approval_ttl_s=approval_ttl_s,
+        ),
+        on_machine=output.on_machine,
+        attachments={
+            "agent": settings,
+            "registry": registry,
+            "ledger": ledger,
+            "tracer": tracer,
+        },
+    )
+
+
+def _registry(tools: Any) -> ToolRegistry:
+    if tools is None:
+        return tool_registry()
+    if isinstance(tools, ToolRegistry):
+        return tools
+    if isinstance(tools, Iterable) and not isinstance(tools, str | bytes | Mapping):
+        return tool_registry(*tools)
+    raise AgentConfigError("agent_logic: tools must be a ToolRegistry; make one by tool_registry()")
+
+
+def _positive(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e10:
+        raise AgentConfigError(f"agent_logic: {name} must be a number of seconds above zero")
+
+
+def _warn_of_cost(budget: Budget, model: Any) -> None:
+    if budget.max_usd is not None and not reports_cost(model):
+        import warnings
+
+        warnings.warn(
+            "max_usd is set, but the model reports no cost; pass prices= to the adapter",
+            stacklevel=3,
+        )
+
+
+def _batch_timeout(registry: ToolRegistry) -> Callable[[Mapping[str, Any], Any], float]:
+    """Milliseconds for a whole batch: readers side by side, side effects one after another."""
+
+    def timeout(context: Mapping[str, Any], event: Event | None) -> float:
+        beside = in_order = 0.0
+        for call in pending_calls(context):
+            tool = registry.get(call.name)
+            if tool is None:
+                continue
+            if tool.side_effect or tool.requires_approval or tool.sequential:
+                in_order += 2 * tool.timeout_s + _CLAIM_WAIT_S
+            else:
+                beside = max(beside, tool.timeout_s)
+        return (beside + in_order + _BATCH_SLACK_S) * 1000.0
+
+    return timeout
+
+
+def _retry_delay(policy: RetryPolicy) -> Callable[[Mapping[str, Any], Any], float]:
+    def delay(context: Mapping[str, Any], event: Event | None) -> float:
+        retries = context.get("retries", 0)
+        return float(policy.delay_ms((retries if type(retries) is int else 0) + 1))
+
+    return delay

@@ -1,0 +1,359 @@
+"""``run_agent``: start or resume a machine, run it until it rests, say how it went."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Generic, Literal, TypeVar
+
+from guardchart.agents._approval import pending_approval
+from guardchart.agents._budgets import Budget
+from guardchart.agents._charts import TOOL_LOOP, WAITING_STATES, validate_agent_chart
+from guardchart.agents._loop import agent_logic
+from guardchart.errors import AgentConfigError, AgentError, NotSupportedError
+from guardchart.gate import approval_event
+from guardchart.kernel import Event, Machine, active_nodes, as_event
+from guardchart.runtime import Clock, Interpreter, MachineLogic, SyncInterpreter, create_machine
+from guardchart.runtime._workers import WORKERS
+
+__all__ = ["AgentResult", "run_agent", "run_agent_sync"]
+
+OutputT = TypeVar("OutputT")
+
+Cause = Literal["aborted", "max-model-calls", "decision-exhausted", "machine", "stopped"]
+_SHORTCUTS: Final = ("max_turns", "max_usd", "max_tokens")
+
+
+@dataclass(frozen=True)
+class AgentResult(Generic[OutputT]):
+    """How a run settled.
+
+    Attributes:
+        final_state: The active leaf's id; several are joined by commas.
+        status: ``"done"`` a final state was reached, ``"idle"`` it rests and may be resumed,
+            ``"error"`` the run itself failed; see ``cause``.
+        context: The machine's context.
+        output: The machine's output, else ``context["result"]``.
+        error: ``{"kind", "message"}`` of a run that went wrong, else None. A loop that ended in
+            its ``error`` state is ``done`` with ``error`` set.
+        waiting: Whether it waits for a person.
+        snapshot: Snapshot JSON to resume from.
+        cause: Why ``status`` is ``"error"``, else None.
+        ignored: The event the resumed state did not take, else None.
+    """
+
+    final_state: str
+    status: Literal["done", "idle", "error"]
+    context: Mapping[str, Any]
+    output: OutputT | Any
+    error: Mapping[str, Any] | None
+    waiting: bool
+    snapshot: Mapping[str, Any] = field(repr=False)
+    cause: Cause | None = None
+    ignored: Event | None = None
+
+    @property
+    def usage(self) -> dict[str, Any]:
+        """``{turns, tokens_in, tokens_out, cost_usd}`` as far as the context counts them."""
+        return {
+            key: self.context[key]
+            for key in ("turns", "tokens_in", "tokens_out", "cost_usd")
+            if key in self.context
+        }
+
+    @property
+    def ok(self) -> bool:
+        """Whether the run came to a clean end."""
+        return self.status == "done" and self.error is None
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """A run's machine and what opens it, worked out before anything starts."""
+
+    machine: Machine
+    prompt: str | None
+    event: Any
+    approve: Any
+    until: tuple[str, ...]
+
+    def opening(self, interpreter: Any) -> Event | None:
+        """The event to send, given where the machine stands."""
+        if self.event is not None:
+            return as_event(self.event)
+        if self.approve is not None:
+            return self._approval(interpreter)
+        if self.prompt is not None and "idle" in self.machine.states:
+            return Event("START", {"prompt": self.prompt})
+        return None
+
+    def _approval(self, interpreter: Any) -> Event:
+        if self.approve is False:
+            return Event("HUMAN_REJECTED")
+        pending = pending_approval(interpreter.context)
+        shown = pending if self.approve is True else list(self.approve)
+        return as_event(approval_event(shown))
+
+
+def _plan(
+    machine_or_chart: Any,
+    logic: MachineLogic | None,
+    model: Any,
+    tools: Any,
+    prompt: str | None,
+    event: Any,
+    approve: Any,
+    until: Sequence[str],
+    options: dict[str, Any],
+) -> _Plan:
+    chart = machine_or_chart
+    if chart is not None and not isinstance(chart, Machine | Mapping | str | Path):
+        if model is not None:
+            raise AgentConfigError("run_agent: pass the model once, first or as model=")
+        chart, model = None, chart
+    shortcuts = {key: options.pop(key) for key in _SHORTCUTS if key in options}
+    if shortcuts:
+        if options.get("budgets") is not None:
+            raise AgentConfigError("run_agent: pass budgets= or max_turns=/max_usd=/max_tokens=")
+        options["budgets"] = Budget(**shortcuts)
+    if isinstance(chart, Machine):
+        if logic is not None or model is not None or tools is not None or options:
+            raise AgentConfigError(
+                "run_agent: a built machine already carries its logic; pass the chart with "
+                "logic= or model=, or the machine alone"
+            )
+        machine = chart
+    else:
+        if logic is None:
+            if model is None:
+                raise AgentConfigError("run_agent: pass a machine, a logic, or a model")
+            logic = agent_logic(model, tools, **options)
+        elif model is not None or tools is not None or options:
+            raise AgentConfigError("run_agent: pass logic= or model= and its options, not both")
+        machine = create_machine(chart if chart is not None else TOOL_LOOP, logic)
+    if machine.logic is not None and machine.logic.attachments.get("registry") is not None:
+        validate_agent_chart(machine)
+    if prompt is not None and not isinstance(prompt, str):
+        raise AgentConfigError("run_agent: prompt must be a str")
+    if event is not None and approve is not None:
+        raise AgentConfigError("run_agent: pass event= or approve=, not both")
+    machine.require_bound()
+    return _Plan(machine, prompt, event, approve, tuple(until))
+
+
+def _needs_loop() -> None:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    raise NotSupportedError(
+        "run_agent_sync would block the running event loop; use 'await run_agent(...)'"
+    )
+
+
+async def run_agent(
+    machine_or_chart: Any = None,
+    logic: MachineLogic | None = None,
+    *,
+    model: Any = None,
+    tools: Any = None,
+    prompt: str | None = None,
+    event: Any = None,
+    snapshot: Mapping[str, Any] | str | None = None,
+    key: str | None = None,
+    until: Sequence[str] = ("done", "error"),
+    clock: Clock | None = None,
+    plugins: Iterable[Any] = (),
+    timeout_s: float | None = None,
+    approve: bool | Sequence[Mapping[str, Any]] | None = None,
+    input: Any = None,
+    ledger: Any = None,
+    serve_delay_s: float = math.inf,
+    **agent_logic_kw: Any,
+) -> AgentResult[Any]:
+    """Run a machine until it ends or rests (a person is asked), and say how it went.
+
+    Args:
+        machine_or_chart: A built machine, a chart, or the model itself; TOOL_LOOP by default.
+        logic: The chart's logic, instead of ``model=``.
+        model: A ``ModelCall``; with ``tools`` and the options of ``agent_logic`` it makes the
+            logic.
+        tools: The tool registry.
+        prompt: The task. A machine without an ``idle`` state ignores it.
+        event: An event to send instead.
+        snapshot: Snapshot JSON to resume from, e.g. ``result.snapshot``; its services that
+            were running are told that they were interrupted.
+        key: The scope tool calls are filed under, e.g. a ticket's number; the run by default.
+        until: Keys of states to stop in, beside final ones.
+        clock: Where the time comes from.
+        plugins: Observers.
+        timeout_s: Seconds the whole run may take.
+        approve: True approves whatever is pending now, a ``pending_approval`` list exactly
+            what it shows (digests are sent), False rejects.
+        input: The machine's input.
+        ledger: Where approvals and claims are kept, instead of the logic's own.
+        serve_delay_s: The longest delay that is waited for, in seconds; a longer one settles
+            ``idle`` with its deadline in the snapshot.
+        **agent_logic_kw: Options of ``agent_logic``, and ``max_turns``, ``max_usd``,
+            ``max_tokens``.
+
+    Returns:
+        An `AgentResult`; a failed model or tool is told there, not raised.
+
+    Raises:
+        AgentConfigError, ChartError: The wiring is wrong; nothing ran.
+        SnapshotError: ``snapshot`` is not a legal snapshot of this machine.
+        TimeoutError: ``timeout_s`` ran out; the interpreter was stopped.
+
+    Source: seed 003, run_agent.
+
+    Example:
+        >>> import asyncio
+        >>> from guardchart.agents import FakeModel, run_agent
+        >>> asyncio.run(run_agent(FakeModel([{"text": "hi"}]), prompt="hello")).output
+        'hi'
+    """
+    plan = _plan(
+        machine_or_chart, logic, model, tools, prompt, event, approve, until, agent_logic_kw
+    )
+    options = {"clock": clock, "plugins": plugins, "scope": key, "ledger": ledger}
+    interpreter = (
+        Interpreter(plan.machine, input=input, **options)
+        if snapshot is None
+        else Interpreter.from_snapshot(snapshot, plan.machine, **options)
+    )
+    try:
+        return await asyncio.wait_for(_drive(interpreter, plan, snapshot, serve_delay_s), timeout_s)
+    finally:
+        interpreter.stop()
+
+
+async def _drive(
+    interpreter: Interpreter, plan: _Plan, snapshot: Any, serve_delay_s: float
+) -> AgentResult[Any]:
+    await interpreter.start()
+    if snapshot is not None:
+        interpreter.fail_interrupted()
+        interpreter.fire_overdue()
+        await interpreter.idle()
+    opening = plan.opening(interpreter)
+    receipt = await interpreter.send(opening, wait=True) if opening is not None else None
+    await interpreter.settle(serve_delay_s, waiting=WAITING_STATES, until=plan.until)
+    return _result(interpreter, opening, receipt)
+
+
+def run_agent_sync(
+    machine_or_chart: Any = None,
+    logic: MachineLogic | None = None,
+    *,
+    model: Any = None,
+    tools: Any = None,
+    prompt: str | None = None,
+    event: Any = None,
+    snapshot: Mapping[str, Any] | str | None = None,
+    key: str | None = None,
+    until: Sequence[str] = ("done", "error"),
+    clock: Clock | None = None,
+    plugins: Iterable[Any] = (),
+    timeout_s: float | None = None,
+    approve: bool | Sequence[Mapping[str, Any]] | None = None,
+    input: Any = None,
+    ledger: Any = None,
+    serve_delay_s: float = math.inf,
+    **agent_logic_kw: Any,
+) -> AgentResult[Any]:
+    """`run_agent` for a synchronous model, without an event loop.
+
+    Args, Returns and Raises are those of `run_agent`; also:
+
+    Raises:
+        NotSupportedError: An event loop is running (use ``await run_agent(...)``), or the
+            model is async.
+
+    Example:
+        >>> from guardchart.agents import FakeModel, run_agent_sync
+        >>> model = FakeModel([{"text": "hi"}], is_async=False)
+        >>> run_agent_sync(model, prompt="hello").final_state
+        'toolLoop.done'
+    """
+    _needs_loop()
+    plan = _plan(
+        machine_or_chart, logic, model, tools, prompt, event, approve, until, agent_logic_kw
+    )
+    options = {"clock": clock, "plugins": plugins, "scope": key, "ledger": ledger}
+    interpreter = (
+        SyncInterpreter(plan.machine, input=input, **options)
+        if snapshot is None
+        else SyncInterpreter.from_snapshot(snapshot, plan.machine, **options)
+    )
+    interpreter.manual_timers = True
+    try:
+        if timeout_s is None:
+            return _drive_sync(interpreter, plan, snapshot, serve_delay_s)
+        future = WORKERS.submit(_drive_sync, interpreter, plan, snapshot, serve_delay_s)
+        try:
+            return future.result(timeout_s)  # type: ignore[no-any-return]
+        except concurrent.futures.TimeoutError:
+            if future.done():
+                raise
+            raise TimeoutError(f"the run took longer than {timeout_s:g} s") from None
+    finally:
+        interpreter.stop()
+
+
+def _drive_sync(
+    interpreter: SyncInterpreter, plan: _Plan, snapshot: Any, serve_delay_s: float
+) -> AgentResult[Any]:
+    interpreter.start()
+    if snapshot is not None:
+        interpreter.fail_interrupted()
+        interpreter.fire_overdue()
+    opening = plan.opening(interpreter)
+    receipt = interpreter.send(opening) if opening is not None else None
+    interpreter.settle(serve_delay_s, waiting=WAITING_STATES, until=plan.until)
+    return _result(interpreter, opening, receipt)
+
+
+def _result(interpreter: Any, opening: Event | None, receipt: Any) -> AgentResult[Any]:
+    snapshot = interpreter.snapshot
+    context = dict(snapshot.context)
+    status: Literal["done", "idle", "error"] = "idle"
+    cause: Cause | None = None
+    error = context.get("error")
+    if interpreter.status == "done":
+        status = "done"
+    elif interpreter.status in ("error", "stopped"):
+        status = "error"
+        cause = "machine" if interpreter.status == "error" else "stopped"
+        error = error or _machine_error(interpreter)
+    taken = receipt is None or receipt.status == "taken"
+    return AgentResult(
+        final_state=", ".join(sorted(snapshot.state_ids)),
+        status=status,
+        context=context,
+        output=snapshot.output if snapshot.output is not None else context.get("result"),
+        error=error,
+        waiting=status == "idle" and _waits(interpreter),
+        snapshot=interpreter.dump(),
+        cause=cause,
+        ignored=None if taken else opening,
+    )
+
+
+def _machine_error(interpreter: Any) -> dict[str, str]:
+    error = interpreter.error
+    if isinstance(error, Mapping):
+        return {"kind": "machine", "message": str(error.get("message") or error.get("type"))}
+    message = str(error) if isinstance(error, AgentError) else type(error).__name__
+    return {"kind": "machine", "message": message}
+
+
+def _waits(interpreter: Any) -> bool:
+    return any(
+        "waiting" in node.tags or node.key in WAITING_STATES
+        for node in active_nodes(interpreter.snapshot)
+    )

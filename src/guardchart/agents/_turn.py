@@ -1,0 +1,73 @@
+"""What travels with an event between the ledger and the chart.
+
+A model's answer arrives as a completion; before the step sees it, each proposed call has
+been assessed and, where a person must decide, proposed in the ledger. A person's answer
+arrives as an event; before the step sees it, the ledger has decided. Both facts ride on the
+event itself, so that guards and actions stay pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from guardchart.agents._models import ModelResponse
+from guardchart.gate import Verdict
+from guardchart.kernel import Event
+
+__all__ = ["Decided", "ModelTurn", "outcomes_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelTurn(ModelResponse):
+    """A model's answer together with what the gate said of its calls.
+
+    Attributes:
+        verdicts: One per call, in order; None while nobody has assessed them.
+        row_ids: The ledger's row of each call, None where a call needs none.
+        charged: Whether its usage has been added to the context already.
+    """
+
+    verdicts: tuple[Verdict, ...] | None = None
+    row_ids: tuple[str | None, ...] = ()
+    charged: bool = False
+
+
+class Decided(Event):
+    """An event from outside after the ledger has spoken. Made by the loop's hook only.
+
+    Attributes:
+        outcomes: Result text by provider call id, for calls this event closes.
+        open_ids: Row ids that still wait for a decision after this one.
+        decided_ids: Row ids this event decided.
+        tampered: Whether the snapshot disagrees with its rows.
+    """
+
+    __slots__ = ("decided_ids", "open_ids", "outcomes", "tampered")
+
+    def __init__(
+        self,
+        event: Event,
+        *,
+        outcomes: Mapping[str, str] | None = None,
+        open_ids: tuple[str, ...] = (),
+        decided_ids: tuple[str, ...] = (),
+        tampered: bool = False,
+    ) -> None:
+        super().__init__(event.type, event.payload)
+        self.outcomes = dict(outcomes or {})
+        self.open_ids = open_ids
+        self.decided_ids = decided_ids
+        self.tampered = tampered
+
+
+def outcomes_of(event: Any) -> Mapping[str, str]:
+    """Result texts the ledger gave for calls this event closes; empty where it gave none."""
+    if isinstance(event, Decided):
+        return event.outcomes
+    error = getattr(event, "error", None)
+    found = getattr(error, "outcomes", None)
+    if found is None and getattr(event, "type", "").startswith("xstate.after."):
+        found = event.payload.get("outcomes")
+    return found if isinstance(found, Mapping) else {}

@@ -1,0 +1,61 @@
+"""Once through the real SDK, against a provider on the loopback interface."""
+
+import anthropic
+import pytest
+
+from guardchart.agents._messages import assistant_turn, system_turn, tool_turn, user_turn
+from guardchart.anthropic import anthropic_model
+from guardchart.gate import ToolCall
+from tests.agents.loopback import fixture, provider
+
+# The SDK warns of the default model's end of life, and warnings are errors here.
+MODEL = "claude-sonnet-5"
+LOOKUP = {"name": "lookup_order", "description": "", "parameters": {"type": "object"}}
+ASKED = [system_turn("Be brief."), user_turn("Where is order 42?")]
+ANSWERED = [
+    *ASKED,
+    assistant_turn(None, [ToolCall("toolu_a1", "lookup_order", {"order_id": 42})]),
+    tool_turn("toolu_a1", "shipped"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _no_proxy(monkeypatch):
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+
+
+def options(server):
+    return {"api_key": "unused", "base_url": server.url, "max_retries": 0}
+
+
+async def test_anthropic_async_client_runs_a_tool_turn_and_a_text_turn():
+    answers = (200, fixture("anthropic/tool_use.json")), (200, fixture("anthropic/text.json"))
+    with provider(*answers) as server:
+        async with anthropic.AsyncAnthropic(**options(server)) as client:
+            model = anthropic_model(client, MODEL, max_tokens=50)
+            assert model.is_async
+            first = await model(ASKED, [LOOKUP, {"name": "shop.refund"}])
+            second = await model(ANSWERED, [LOOKUP])
+    assert [c.name for c in first.tool_calls] == ["lookup_order", "shop.refund"]
+    assert second.text == "Order 42 has shipped." and second.usage.input_tokens == 82
+    (path, asked), (_, answered) = server.requests
+    assert path == "/v1/messages"
+    assert (asked["model"], asked["max_tokens"]) == (MODEL, 50)
+    assert asked["system"] == "Be brief."
+    assert [t["name"] for t in asked["tools"]] == ["lookup_order", "shop_refund"]
+    assert [m["role"] for m in answered["messages"]] == ["user", "assistant", "user"]
+
+
+def test_anthropic_sync_client_makes_a_sync_model():
+    text = (200, fixture("anthropic/text.json"))
+    with provider(text) as server, anthropic.Anthropic(**options(server)) as client:
+        model = anthropic_model(client, MODEL)
+        assert not model.is_async
+        assert model(ASKED, []).text == "Order 42 has shipped."
+
+
+async def test_anthropic_errors_of_the_sdk_pass_through():
+    with provider((529, fixture("anthropic/error_529.json"))) as server:
+        async with anthropic.AsyncAnthropic(**options(server)) as client:
+            with pytest.raises(anthropic.APIStatusError):
+                await anthropic_model(client, MODEL)(ASKED, [])
