@@ -1,0 +1,200 @@
+"""``messages_key``: a conversation that lives in a LangGraph message channel.
+
+The chart keeps messages in compact form (``role``, ``content`` and, where they apply,
+``tool_calls``, ``tool_call_id``, ``name``); the channel holds LangChain messages. Only what
+a turn adds is written back, under ids that a retry of the node repeats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from langchain_core.messages import (
+    AIMessage,
+    BaseMessage,
+    HumanMessage,
+    SystemMessage,
+    ToolMessage,
+    convert_to_messages,
+)
+
+from guardchart.errors import AgentConfigError
+
+__all__ = ["Conversation", "from_compact", "to_compact"]
+
+_ROLES = {"human": "user", "ai": "assistant", "tool": "tool", "system": "system"}
+_BLOCKS = {"image": "image", "image_url": "image", "audio": "audio", "video": "video"}
+# What providers put beside the text of an answer; its calls are read from `tool_calls`.
+_SILENT = frozenset({"tool_use", "tool_call", "thinking", "reasoning", "redacted_thinking"})
+
+
+def to_compact(message: BaseMessage) -> dict[str, Any]:
+    """Return a LangChain message in the compact form.
+
+    Raises:
+        AgentConfigError: Its type has no place in a conversation with a model.
+
+    Example:
+        >>> to_compact(HumanMessage("hi"))
+        {'role': 'user', 'content': 'hi'}
+    """
+    role = _ROLES.get(message.type.removesuffix("MessageChunk").lower())
+    if role is None:
+        raise AgentConfigError(
+            f"messages_key: a {type(message).__name__} has no place in the conversation; "
+            "human, AI, tool and system messages have"
+        )
+    content = message.content
+    compact: dict[str, Any] = {
+        "role": role,
+        "content": content if type(content) is str else _text(content),
+    }
+    if role == "assistant":
+        calls = message.tool_calls  # type: ignore[attr-defined]
+        if calls:
+            compact["content"] = compact["content"] or None
+            compact["tool_calls"] = [
+                {"id": call["id"] or "", "name": call["name"], "arguments": call["args"]}
+                for call in calls
+            ]
+    elif role == "tool":
+        compact["tool_call_id"] = message.tool_call_id  # type: ignore[attr-defined]
+        if message.name:
+            compact["name"] = message.name
+    return compact
+
+
+def from_compact(compact: Mapping[str, Any], id: str) -> BaseMessage:
+    """Return a compact message as the LangChain message of its role.
+
+    Args:
+        compact: One entry of the chart's ``messages``.
+        id: The id the message gets in the channel.
+    """
+    role, content = compact.get("role"), compact.get("content")
+    if content is None:
+        content = ""
+    if role == "assistant":
+        calls = [
+            {
+                "id": call.get("id"),
+                "name": call.get("name") or "",
+                "args": _arguments(call.get("arguments")),
+                "type": "tool_call",
+            }
+            for call in compact.get("tool_calls") or ()
+        ]
+        return AIMessage(content=content, id=id, tool_calls=calls)
+    if role == "tool":
+        return ToolMessage(
+            content=content,
+            id=id,
+            tool_call_id=compact.get("tool_call_id") or "",
+            name=compact.get("name"),
+        )
+    if role == "system":
+        return SystemMessage(content=content, id=id)
+    return HumanMessage(content=content, id=id)
+
+
+class Conversation:
+    """The channel's messages as one invocation finds them, and what it adds to them.
+
+    Args:
+        channel: The content of the message channel, oldest first; None if never written.
+        prompt: The text of the START event about to be sent. Where the channel ends with
+            the same message from the user, it is that message, and not said twice.
+    """
+
+    def __init__(self, channel: Any, prompt: Any = None) -> None:
+        if channel is None:
+            channel = ()
+        if isinstance(channel, str) or not isinstance(channel, Sequence):
+            raise AgentConfigError(
+                "messages_key: the channel must hold a list of messages; "
+                "declare it as Annotated[list, add_messages]"
+            )
+        if not all(isinstance(each, BaseMessage) for each in channel):
+            channel = _converted(channel)
+        self._ids = [each.id for each in channel]
+        self.before: list[dict[str, Any]] = [to_compact(each) for each in channel]
+        last = self.before[-1] if self.before else None
+        self.prompted = (
+            last is not None
+            and prompt is not None
+            and last["role"] == "user"
+            and last["content"] == prompt
+        )
+        if self.prompted:
+            self.before.pop()
+
+    def new(
+        self, kept: Iterable[Any], after: Sequence[Mapping[str, Any]], run: str
+    ) -> list[BaseMessage]:
+        """Return what the channel has to gain, as LangChain messages.
+
+        Args:
+            kept: The very message objects the chart started with.
+            after: The chart's messages at the end, oldest first.
+            run: The run's nonce; ids are ``<run>-<n>`` and never used twice.
+
+        Returns:
+            The messages after the last one that was there before. A window cut at the front
+            or a summary put there concerns the model; the channel keeps what was said.
+        """
+        known = {id(each) for each in kept}
+        start = len(after)
+        while start and id(after[start - 1]) not in known:
+            start -= 1
+        if not start and known and after:
+            start = self._past_summary(after)
+        added = list(after[start:])
+        if self.prompted and added and added[0].get("role") == "user":
+            added.pop(0)
+        n = self._last_number(run)
+        return [from_compact(each, f"{run}-{n + 1 + i}") for i, each in enumerate(added)]
+
+    @staticmethod
+    def _past_summary(after: Sequence[Mapping[str, Any]]) -> int:
+        """Nothing old is left: everything was summarised; the newest turn is what was said."""
+        for index in range(len(after) - 1, -1, -1):
+            if after[index].get("role") == "user":
+                return index
+        return 0
+
+    def _last_number(self, run: str) -> int:
+        prefix, last = f"{run}-", 0
+        for each in self._ids:
+            if each and each.startswith(prefix):
+                tail = each[len(prefix) :]
+                if tail.isascii() and tail.isdigit() and len(tail) < 16:
+                    last = max(last, int(tail))
+        return last
+
+
+def _text(blocks: Any) -> str:
+    """The text of a message made of blocks; another kind of block is named, not carried."""
+    parts = []
+    for each in blocks:
+        kind = "text" if isinstance(each, str) else each.get("type")
+        text = each if isinstance(each, str) else each.get("text")
+        if kind == "text" and isinstance(text, str):
+            parts.append(text)
+        elif kind not in _SILENT:
+            parts.append(f"[{_BLOCKS.get(kind, 'attachment')}]")
+    return "".join(parts)
+
+
+def _arguments(value: Any) -> dict[str, Any]:
+    return dict(value) if isinstance(value, Mapping) else {"__unparseable__": str(value)}
+
+
+def _converted(channel: Sequence[Any]) -> list[BaseMessage]:
+    try:
+        return convert_to_messages(channel)
+    except Exception:
+        raise AgentConfigError(
+            "messages_key: the channel must hold messages; "
+            "declare it as Annotated[list, add_messages]"
+        ) from None
