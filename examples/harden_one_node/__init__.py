@@ -1,0 +1,1 @@
+"""A small LangGraph support graph whose one risky node is a statechart."""
