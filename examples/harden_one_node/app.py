@@ -36,9 +36,7 @@ def tools(folder: Path) -> Any:
         """Look up an order."""
         return INJECTED if order_id == 666 else f"order {order_id}: delivered late, 49.00 EUR"
 
-    def refund_order(
-        order_id: int, amount_cents: Annotated[int, Field(gt=0, le=100_000)]
-    ) -> str:
+    def refund_order(order_id: int, amount_cents: Annotated[int, Field(gt=0, le=100_000)]) -> str:
         """Refund part of an order."""
         _append(folder / "refunds.log", f"{order_id} {amount_cents}")
         return f"refunded {amount_cents} cents of order {order_id}"

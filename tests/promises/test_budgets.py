@@ -1,0 +1,186 @@
+"""Budgets, time and exhaustion: nothing refunds, nothing hangs, nothing grows without bound."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from typing import Any
+
+import pytest
+
+from guardchart import SimulatedClock, SyncInterpreter, create_machine
+from guardchart.agents import (
+    FakeModel,
+    ModelResponse,
+    Usage,
+    agent_logic,
+    run_agent_sync,
+    tool_registry,
+)
+from guardchart.errors import StepError
+from tests.promises.bank import AT_ONCE, SAY, THREAD, Bank, graph, listed_chart, start
+
+LOOKUP = {"tool": "lookup", "args": {"order_id": 1}}
+HOSTILE = [-1_000_000, float("nan"), float("inf"), 10**30, "many", None, True]
+
+
+@pytest.mark.parametrize("value", HOSTILE)
+def test_hostile_usage_never_refunds_and_never_crashes(value: Any) -> None:
+    usage = Usage(value, value, value)
+    first = ModelResponse(None, (), Usage(100, 50, 0.5))
+    bank = Bank()
+    script = [
+        {"tool": "lookup", "args": {"order_id": 1}, "usage": {"input_tokens": 100}},
+        ModelResponse("Done.", (), usage),
+    ]
+    result = bank.run(script, budgets={"max_tokens": 10_000})
+    spent = result.usage
+    assert spent["tokens_in"] >= 100 and spent["tokens_out"] >= 0 and spent["cost_usd"] >= 0
+    assert spent["turns"] == 2
+    assert first.usage.input_tokens == 100
+
+
+def test_failed_model_calls_count_as_turns() -> None:
+    bank = Bank()
+    script = [ConnectionError("no"), ConnectionError("no"), LOOKUP, SAY]
+    result = bank.run(script, budgets={"max_turns": 2})
+    assert result.error == {"kind": "budget", "message": "turn limit reached"}
+    assert result.usage["turns"] == 2
+    assert bank.entered == []
+
+
+def test_every_limit_is_checked_on_the_only_road_to_the_model() -> None:
+    usage = {"input_tokens": 60, "output_tokens": 60, "cost_usd": 0.6}
+    for budget, message in (
+        ({"max_turns": 1}, "turn limit reached"),
+        ({"max_tokens": 100}, "token budget exhausted"),
+        ({"max_usd": 0.5}, "cost budget exhausted"),
+    ):
+        bank = Bank()
+        result = bank.run([{**LOOKUP, "usage": usage}, SAY], budgets=budget)
+        assert result.error == {"kind": "budget", "message": message}
+        assert result.usage["turns"] == 1
+
+
+def test_a_hung_model_delays_neither_the_result_nor_the_interpreters_exit() -> None:
+    begun = time.monotonic()
+    model = FakeModel([{"hang": True}, SAY], is_async=False)
+    logic = agent_logic(model, tool_registry(), model_timeout_s=0.3, retry=AT_ONCE)
+    result = run_agent_sync(create_machine(listed_chart("*"), logic), prompt="Go.")
+    assert result.output == "Done."
+    assert result.usage["turns"] == 2
+    assert time.monotonic() - begun < 10
+    model.release()
+
+
+def test_model_and_tool_timeouts_hold_inside_a_node() -> None:
+    bank = Bank()
+    app = graph(bank, [])
+    chart = listed_chart("slow")
+
+    def slow(n: int) -> str:
+        """Hang."""
+        time.sleep(5)
+        return "late"
+
+    from guardchart.langgraph import statechart_node
+
+    model = FakeModel([{"tool": "slow", "args": {"n": 1}}, {"hang": True}, SAY], is_async=False)
+    logic = agent_logic(
+        model, tool_registry(slow, timeout_s=0.2), model_timeout_s=0.3, retry=AT_ONCE
+    )
+    node = statechart_node(chart, logic, event_from_state=lambda state: state["event"])
+    begun = time.monotonic()
+    out = node(start())
+    assert out["xsm"]["value"] == "done"
+    assert time.monotonic() - begun < 4.5
+    model.release()
+    assert app is not None
+
+
+def test_a_hung_tool_does_not_keep_the_process_alive() -> None:
+    program = """
+import time
+from guardchart.agents import FakeModel, RetryPolicy, run_agent_sync, tool_registry
+def hang(n: int) -> str:
+    "Hang."
+    time.sleep(60)
+model = FakeModel([{"tool": "hang", "args": {"n": 1}}, {"text": "Done."}], is_async=False)
+result = run_agent_sync(
+    model, tools=tool_registry(hang, timeout_s=0.2), prompt="Go.", retry=RetryPolicy(delay_s=0)
+)
+print(result.output)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=45
+    )
+    assert done.stdout.strip() == "Done.", done.stderr
+
+
+@pytest.mark.parametrize("kind", ["eventless", "raise", "self-send"])
+def test_loops_of_a_machine_with_itself_stop(kind: str) -> None:
+    def again(scope: Any, context: Any, event: Any, action: Any) -> None:
+        scope.raise_("AGAIN") if kind == "raise" else scope.send("AGAIN")
+
+    from guardchart import MachineLogic
+
+    states: dict[str, Any] = {"a": {"on": {"AGAIN": {"actions": "again"}}}}
+    if kind == "eventless":
+        states = {
+            "a": {"on": {"AGAIN": "b"}},
+            "b": {"always": {"target": "c", "guard": "yes"}},
+            "c": {"always": {"target": "b", "guard": "yes"}},
+        }
+    chart = {"id": "m", "initial": "a", "maxMicrosteps": 50, "states": states}
+    logic = MachineLogic(actions={"again": again}, guards={"yes": lambda c, e: True})
+    interpreter = SyncInterpreter(create_machine(chart, logic), max_queue=100).start()
+    receipt = interpreter.send("AGAIN")
+    faults = [*interpreter.faults, receipt.error]
+    assert any(isinstance(each, StepError) for each in faults)
+    interpreter.stop()
+
+
+def test_a_queue_is_bounded() -> None:
+    from guardchart import MachineLogic
+    from guardchart.errors import QueueFullError
+
+    raised: list[BaseException] = []
+
+    def flood(scope: Any, context: Any, event: Any, action: Any) -> None:
+        for _ in range(500):
+            scope.send("X")
+
+    chart = {"id": "m", "initial": "a", "states": {"a": {"on": {"GO": {"actions": "flood"}}}}}
+    machine = create_machine(chart, MachineLogic(actions={"flood": flood}))
+    interpreter = SyncInterpreter(machine, max_queue=100).start()
+    try:
+        interpreter.send("GO")
+    except QueueFullError as error:
+        raised.append(error)
+    assert raised or any(isinstance(each, QueueFullError) for each in interpreter.faults)
+    interpreter.stop()
+
+
+def test_output_is_capped_before_costly_work() -> None:
+    def huge(n: int) -> str:
+        """Return a lot."""
+        return "token=abc " * 5_000_000
+
+    model = FakeModel([{"tool": "huge", "args": {"n": 1}}, SAY], is_async=False)
+    begun = time.process_time()
+    result = run_agent_sync(model, tools=tool_registry(huge, max_output_chars=100), prompt="Go.")
+    (text,) = [each["content"] for each in result.context["messages"] if each["role"] == "tool"]
+    assert "truncated" in text and len(text) < 400
+    assert time.process_time() - begun < 10
+
+
+def test_no_transient_error_strands_a_thread() -> None:
+    bank = Bank()
+    out = graph(bank, [ConnectionError("no"), LOOKUP, TimeoutError("no"), SAY]).invoke(
+        start(), THREAD
+    )
+    assert out["xsm"]["value"] == "done"
+    assert out["xsm"]["context"]["error"] is None
+    clock = SimulatedClock()
+    assert clock.now_ms() == 0
