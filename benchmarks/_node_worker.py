@@ -149,8 +149,12 @@ def measure_check(rounds: int) -> dict[str, float]:
 
     registry = tool_registry(book)
     arguments = {
-        "name": "Ann", "nights": 3, "price_cents": 12_000, "breakfast": True, "note": "late arrival",
-    }  # fmt: skip
+        "name": "Ann",
+        "nights": 3,
+        "price_cents": 12_000,
+        "breakfast": True,
+        "note": "late arrival",
+    }
     call, text = ToolCall("c1", "book", arguments), json.dumps(arguments)
     facts = Facts(registry, as_allowed(["book"]))
     model = registry.get("book").args_model  # type: ignore[union-attr]

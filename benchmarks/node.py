@@ -14,6 +14,7 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -95,19 +96,34 @@ class Worker:
         self._process.wait()
 
 
-def import_ms(turns: int) -> float:
-    """Return the CPU time of importing the bridge once ``langgraph.graph`` is there, in ms."""
+def import_ms(turns: int) -> tuple[float, float]:
+    """Return the CPU time of importing the bridge once ``langgraph.graph`` is there, in ms.
+
+    The second number is that of the import and the first use of every name, which loads the
+    rest. Bytecode is cached, as it is anywhere but in the first run after an installation.
+    """
     program = (
         "import time, langgraph.graph; start = time.process_time(); import guardchart.langgraph; "
-        "print(time.process_time() - start)"
+        "done = time.process_time(); from guardchart.langgraph import *; "
+        "print(done - start, time.process_time() - start)"
     )
-    spent = []
-    for _ in range(turns):
-        done = subprocess.run(
-            [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=_ROOT
-        )
-        spent.append(float(done.stdout) * 1e3)
-    return min(spent)
+    spent: list[tuple[float, float]] = []
+    with tempfile.TemporaryDirectory() as cache:
+        env = {name: v for name, v in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+        env["PYTHONPYCACHEPREFIX"] = cache
+        for _ in range(turns + 1):
+            done = subprocess.run(
+                [sys.executable, "-c", program],
+                capture_output=True,
+                text=True,
+                check=True,
+                cwd=_ROOT,
+                env=env,
+            )
+            first, whole = done.stdout.split()
+            spent.append((float(first) * 1e3, float(whole) * 1e3))
+    measured = spent[1:]
+    return min(each[0] for each in measured), min(each[1] for each in measured)
 
 
 def main() -> int:
@@ -140,9 +156,12 @@ def main() -> int:
     ours.close()
     if peer is not None:
         peer.close()
-    spent = import_ms(5)
+    spent, whole = import_ms(5)
     missed |= spent > IMPORT_BAR_MS
-    print(f"{'import, ms over langgraph.graph':48}{spent:12.1f}{IMPORT_BAR_MS:8.1f}{'-':>8}")
+    print(
+        f"{'import, ms over langgraph.graph':48}{spent:12.1f}{IMPORT_BAR_MS:8.1f}{'-':>8}"
+        f"   {whole:.1f} with every name used"
+    )
     return 1 if missed else 0
 
 

@@ -14,19 +14,22 @@ ROOT = Path(__file__).resolve().parents[2]
 
 pytestmark = [
     pytest.mark.needs_src,
+    pytest.mark.timeout(300),
     pytest.mark.skipif(not (ROOT / "examples").is_dir(), reason="the examples are not here"),
 ]
 
 
 def tell(folder: Path, ledger: str) -> tuple[int, str]:
     done = subprocess.run(
-        [sys.executable, "-m", "examples.harden_one_node", "--folder", str(folder)]
-        + ["--ledger", ledger],
+        [
+            *(sys.executable, "-m", "examples.harden_one_node"),
+            *("--folder", str(folder), "--ledger", ledger),
+        ],
         cwd=ROOT,
         env={**os.environ, "GUARDCHART_DEMO_LEDGER": "", "GUARDCHART_DEMO_MODEL": ""},
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=240,
     )
     return done.returncode, done.stdout + done.stderr
 

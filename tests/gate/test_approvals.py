@@ -109,9 +109,7 @@ def test_a_providers_id_names_a_call_only_where_it_is_unambiguous() -> None:
 
 def test_a_row_id_wins_over_another_calls_provider_id() -> None:
     pending = [item("c1", "c7"), item("c1-2", "c1")]
-    (only,) = read_decisions(
-        decisions_event([{"id": "c1", "decision": "reject"}]), pending
-    )
+    (only,) = read_decisions(decisions_event([{"id": "c1", "decision": "reject"}]), pending)
     assert only == "c1"
 
 
@@ -136,7 +134,9 @@ def test_calls_are_decided_one_by_one() -> None:
     decisions = read_decisions(event, PENDING)
     assert decisions["c1"].arguments == {"n": 1}
     assert decisions["c2"].reason == "no"
-    assert set(read_decisions(decisions_event([{"id": "c2", "decision": "approve"}]), PENDING)) == {"c2"}
+    assert set(read_decisions(decisions_event([{"id": "c2", "decision": "approve"}]), PENDING)) == {
+        "c2"
+    }
 
 
 BAD_DECISIONS: dict[str, Any] = {
@@ -163,7 +163,9 @@ def test_a_malformed_decision_is_refused(given: Any) -> None:
         read_decisions({"type": "HUMAN_DECIDED", "decisions": given}, PENDING)
 
 
-@pytest.mark.parametrize("event", [{"type": "APPROVE"}, approve(["c1", "c2"], again="yes"), approve(["c1", "c2"], by=3)])
+@pytest.mark.parametrize(
+    "event", [{"type": "APPROVE"}, approve(["c1", "c2"], again="yes"), approve(["c1", "c2"], by=3)]
+)
 def test_what_is_no_decision_is_refused(event: Any) -> None:
     with pytest.raises(DecisionRefused):
         read_decisions(event, PENDING)

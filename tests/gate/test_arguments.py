@@ -70,6 +70,10 @@ def test_plain_text_is_parsed() -> None:
     assert parse_arguments(text.encode()) == parse_arguments(text)
 
 
+def test_a_text_that_only_spells_an_escape_is_no_nul() -> None:
+    assert parse_arguments('{"a": "\\\\u0000"}') == {"a": "\\u0000"}
+
+
 def test_64_levels_and_4300_digits_are_accepted() -> None:
     assert parse_arguments('{"a":' * 64 + "1" + "}" * 64)
     assert parse_arguments('{"a": ' + BIG_INT[1:] + "}")
@@ -93,7 +97,7 @@ class Text(str):
 REFUSED_VALUES = {
     "NaN": {"a": float("nan")},
     "inf": {"a": [float("-inf")]},
-    "int": {"a": int(10**4300)},
+    "int": {"a": (10**4300)},
     "surrogate": {"a": "\ud800"},
     "surrogate key": {"\ud800": 1},
     "NUL": {"a": {"b": ["\x00"]}},
@@ -160,7 +164,14 @@ def test_canonical_text_is_that_of_the_public_encoder() -> None:
             return [make(depth - 1) for _ in range(rng.randrange(4))]
         if kind == 7:
             return {chr(rng.randrange(32, 0x250)) * 2: make(depth - 1) for _ in range(4)}
-        choices = (None, True, rng.randrange(-(10**20), 10**20), rng.random() * 1e30, "\x01é\\\"", "")
+        choices = (
+            None,
+            True,
+            rng.randrange(-(10**20), 10**20),
+            rng.random() * 1e30,
+            '\x01é\\"',
+            "",
+        )
         return choices[kind]
 
     for _ in range(500):

@@ -95,7 +95,21 @@ def test_of_any_two_faults_the_earlier_check_answers() -> None:
         assert first[4] in caught.value.reason, (first[0], second[0])
 
 
-@pytest.mark.parametrize("status", ["proposed", "rejected", "edited", "void", "expired", "claimed", "done", "failed", "", "Approved"])
+@pytest.mark.parametrize(
+    "status",
+    [
+        "proposed",
+        "rejected",
+        "edited",
+        "void",
+        "expired",
+        "claimed",
+        "done",
+        "failed",
+        "",
+        "Approved",
+    ],
+)
 def test_only_an_approved_row_counts(status: str) -> None:
     with pytest.raises(ToolDeniedError, match="needs human approval"):
         check(GOOD, replace(FACTS, row=row(status=status)))
@@ -134,7 +148,9 @@ def test_a_rule_may_ask_for_a_reader_and_spare_a_writer() -> None:
 
 def test_a_tool_may_ask_though_it_changes_nothing() -> None:
     registry = tool_registry(tool(read, requires_approval=True))
-    checked = check(ToolCall("1", "read", {"q": ""}), Facts(registry, Allowed(everything=True), proposing=True))
+    checked = check(
+        ToolCall("1", "read", {"q": ""}), Facts(registry, Allowed(everything=True), proposing=True)
+    )
     assert checked.needs_approval
 
 
@@ -147,7 +163,24 @@ def test_a_hidden_and_a_missing_tool_are_answered_alike() -> None:
     assert len(texts) == 1
 
 
-NAMES = ["рay", "PAY", "pay ", " pay", "pay\n", "pa\u200by", "ｐay", "pay\x00", "p" * 10_000, "", "*", 1, None, ["pay"], "p\u0430y", "pay\u202e"]
+NAMES = [
+    "рay",
+    "PAY",
+    "pay ",
+    " pay",
+    "pay\n",
+    "pa\u200by",
+    "ｐay",
+    "pay\x00",
+    "p" * 10_000,
+    "",
+    "*",
+    1,
+    None,
+    ["pay"],
+    "p\u0430y",
+    "pay\u202e",
+]
 
 
 @pytest.mark.parametrize("name", NAMES, ids=[repr(n)[:20] for n in NAMES])

@@ -40,6 +40,9 @@ SECRETS = {
     "url": "postgres://user:CANARYpw@db.example/x",
     "assignment": "password=CANARY",
     "json in text": 'failed with {"api_key": "CANARY x", "n": 1} today',
+    "assignment after a name": "refused: password=CANARY",
+    "assignment in a query": "GET /x?a=1&access_token=CANARY&b=2",
+    "escaped json": 'body: "{\\"token\\": \\"CANARY\\"}"',
     "header in text": "authorization: CANARYvalue",
 }
 
@@ -196,7 +199,7 @@ def test_the_value_given_is_not_changed() -> None:
     assert value == {"token": "x", "a": [{"password": "y"}]}
 
 
-@pytest.mark.parametrize("depth", [900, 100_000])
+@pytest.mark.parametrize("depth", [900, 20_000])
 def test_depth_does_not_crash_redaction(depth: int) -> None:
     value: Any = {"token": "CANARY"}
     for i in range(depth):
@@ -274,10 +277,11 @@ def test_bounded_redaction_stops_at_its_bound() -> None:
     value = [[str(i)] for i in range(1_000_000)]
     started = time.process_time()
     out = scrub_bounded(value, max_nodes=100, max_text=100)
-    assert time.process_time() - started < 5
-    assert len(json.dumps(out)) < 20_000_000
+    assert time.process_time() - started < 0.5
     assert out[0] == ["0"]
     assert out[-1] == "[...]"
+    assert len(out) < 100
+    assert len(scrub_bounded({str(i): i for i in range(10**5)}, max_nodes=50, max_text=9)) <= 50
 
 
 def test_the_list_of_keys_is_sorted_and_public() -> None:

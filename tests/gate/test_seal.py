@@ -22,7 +22,9 @@ def test_a_sealed_snapshot_opens_to_what_it_was() -> None:
     assert "seal" not in DATA
 
 
-@pytest.mark.parametrize(("thread", "machine"), [("t2", "m"), ("t", "m2"), ("", "m"), ("t", ""), ("m", "t")])
+@pytest.mark.parametrize(
+    ("thread", "machine"), [("t2", "m"), ("t", "m2"), ("", "m"), ("t", ""), ("m", "t")]
+)
 def test_a_seal_is_bound_to_its_thread_and_machine(thread: str, machine: str) -> None:
     with pytest.raises(SnapshotTamperedError):
         Seal(KEY).open(SEALED, thread=thread, machine=machine)

@@ -132,7 +132,7 @@ def test_authorise_of_a_registry_rehearses_every_check() -> None:
     with pytest.raises(ToolDeniedError, match="human approval"):
         registry.authorise(call, ["pay"])
     assert registry.authorise(call, ["pay"], ["c1"]) == {"amount": 1}
-    with pytest.raises(ToolDeniedError, match="not in this state's meta.tools allow-list"):
+    with pytest.raises(ToolDeniedError, match=r"not in this state.s meta\.tools allow-list"):
         registry.authorise(call, ["look"], ["c1"])
     with pytest.raises(ToolDeniedError, match="human approval"):
         registry.authorise(call, ["pay"], ["C1", "c1 "])

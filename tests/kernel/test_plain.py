@@ -10,6 +10,8 @@ from collections import OrderedDict
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from guardchart.errors import SnapshotError
 from guardchart.kernel._plain import MAX_BYTES, MAX_DEPTH, copy_json, parse_json
@@ -204,3 +206,52 @@ def test_parse_leaves_infinities_to_the_copy_which_knows_their_path(text: str) -
     parsed = parse_json(f'{{"context": {text}}}', MAX_BYTES)
     assert isinstance(parsed, dict)
     assert refusal(parsed).path == "$.context"
+
+
+ANYTHING = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=3)
+    | st.builds(Word)
+    | st.builds(Whole)
+    | st.binary(max_size=2)
+    | st.just(()),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.text(max_size=2) | st.integers(0, 1), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+def is_plain(value: object) -> bool:
+    if type(value) is dict:
+        return all(type(key) is str and is_plain(item) for key, item in value.items())
+    if type(value) is list:
+        return all(is_plain(item) for item in value)
+    if type(value) is float:
+        return math.isfinite(value)
+    return value is None or type(value) in (str, int, bool)
+
+
+@settings(max_examples=200, deadline=None)
+@given(value=ANYTHING)
+def test_copy_takes_plain_json_and_nothing_else(value: Any) -> None:
+    root = {"context": value}
+    if is_plain(value):
+        assert copied(root) == root
+        assert json.loads(json.dumps(copied(root))) == root
+    else:
+        error = refusal(root)
+        assert error.path.startswith("$.context")
+        assert "changed" not in str(error)
+
+
+def test_an_owned_value_is_checked_where_it_is() -> None:
+    value = {"context": [{}]}
+    copy, _ = copy_json(value, MAX_BYTES, MAX_DEPTH, NAMES, owned=True)
+    assert copy is value
+    with pytest.raises(SnapshotError):
+        copy_json({"context": [math.inf]}, MAX_BYTES, MAX_DEPTH, NAMES, owned=True)

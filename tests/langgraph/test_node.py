@@ -74,6 +74,9 @@ def test_node_is_refused_when_logic_misses_names() -> None:
         ({"on_wait": "sleep"}, 'on_wait is "rest" or "interrupt"'),
         ({"event_from_state": "event"}, "event_from_state must be callable"),
         ({"signed_approvals": True}, "needs seal="),
+        ({"event_from_state": asyncio.sleep}, "event_from_state must be a plain function"),
+        ({"result_to_state": asyncio.sleep}, "result_to_state must be a plain function"),
+        ({"serve_delay_s": float("nan")}, "serve_delay_s must be a number"),
         ({"messages_key": "messages"}, "context declares 'messages'"),
     ],
 )
@@ -116,7 +119,7 @@ def test_node_passes_the_runtime_to_an_event_function_that_wants_it() -> None:
     app = compiled(counter(event_from_state=events))
     out = app.invoke({}, thread(), context="RAISE")
     assert out["xsm"]["value"] == "high"
-    assert seen[0].execution_info.thread_id == "t1"
+    assert seen[0].context == "RAISE" and callable(seen[0].stream_writer)
     assert counter(event_from_state=events)({})["xsm"]["context"] == {"n": 1}
     bound = counter(event_from_state=lambda state, kind="ADD": kind)
     assert bound({})["xsm"]["context"] == {"n": 1}, "a default binds a closure's variable"
@@ -354,6 +357,53 @@ async def test_services_of_both_kinds_run_in_sync_and_async_graphs_with_context_
         assert app.invoke({"event": "GO"}, thread())["xsm"]["context"]["got"] == "carried"
         out = await app.ainvoke({"event": "GO"}, thread("async"))
         assert out["xsm"]["context"]["got"] == "carried"
+
+
+CHAIN: dict[str, Any] = {
+    "id": "chain",
+    "initial": "one",
+    "context": {"saw": []},
+    "states": {
+        name: {
+            "invoke": {"src": "look", "onDone": {"target": after, "actions": "note"}},
+            "after": {"60000": "late"},
+        }
+        for name, after in (("one", "two"), ("two", "three"), ("three", "over"))
+    }
+    | {"late": {}, "over": {}},
+}
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync service", "async service"])
+async def test_every_service_of_a_chain_has_the_context_variables(
+    kind: str, is_async: bool
+) -> None:
+    from langchain_core.runnables.config import var_child_runnable_config
+
+    def seen() -> str:
+        config = var_child_runnable_config.get() or {}
+        return SEEN.get() + " in " + str(config.get("configurable", {}).get("thread_id"))
+
+    def plain(scope: Any, context: Any, event: Any) -> str:
+        time.sleep(0.01)
+        return seen()
+
+    async def later(scope: Any, context: Any, event: Any) -> str:
+        await asyncio.sleep(0.01)
+        return seen()
+
+    logic = MachineLogic(
+        actions={"note": lambda c, e: {"saw": [*c["saw"], e.data]}},
+        services={"look": later if is_async else plain},
+    )
+    app = compiled(statechart_node(CHAIN, logic, event_from_state=lambda s: None))
+    SEEN.set("carried")
+    if kind == "sync":
+        out = app.invoke({"event": 1}, thread())
+    else:
+        out = await app.ainvoke({"event": 1}, thread())
+    assert out["xsm"]["context"]["saw"] == ["carried in t1"] * 3
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import copy
 import json
+import os
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -121,6 +124,41 @@ def test_what_is_written_survives_strict_msgpack_and_names_no_type() -> None:
     serde = JsonPlusSerializer(allowed_msgpack_modules=None)
     assert serde.loads_typed(serde.dumps_typed(xsm)) == xsm
     assert json.loads(json.dumps(xsm)) == xsm
+
+
+STRICT = """
+import os, tempfile, warnings
+from langgraph.checkpoint.sqlite import SqliteSaver
+from guardchart.langgraph import ledger_for
+from tests.langgraph.graphs import *
+from tests.langgraph.test_node_loop import approval
+warnings.simplefilter("error")
+with tempfile.TemporaryDirectory() as folder:
+    with SqliteSaver.from_conn_string(os.path.join(folder, "c.sqlite")) as saver:
+        ledger = ledger_for(saver)
+        refunds = Refunds()
+        node = loop_node([REFUND, {"text": "ok"}], refunds, ledger=ledger, messages_key="messages")
+        app = compiled(node, saver=saver)
+        out = app.invoke({"event": start()}, thread())
+        out = app.invoke({"event": approval(out["xsm"])}, thread())
+        kept = app.get_state(thread()).values
+        assert kept == out and kept["xsm"]["value"] == "done", kept
+        assert [each.type for each in kept["messages"]] == ["human", "ai", "tool", "ai"]
+        ledger.disconnect()
+print("strict", refunds.done)
+"""
+
+
+def test_a_graph_runs_the_same_under_strict_msgpack() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", STRICT],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).resolve().parents[2],
+        env={**os.environ, "LANGGRAPH_STRICT_MSGPACK": "true"},
+    )
+    assert done.stdout.strip() == "strict [(7, 500)]", done.stderr
+    assert "Deserializing" not in done.stderr and "Blocked" not in done.stderr
 
 
 def test_tokens_of_a_chat_model_reach_the_messages_stream() -> None:
@@ -431,6 +469,19 @@ def test_a_sealed_snapshot_goes_on_and_an_edited_one_keeps_nothing() -> None:
         assert ended["context"]["messages"] == []
     out = app.invoke({"event": event}, thread())
     assert out["xsm"]["state_ids"] == DONE and refunds.done == [(7, 500)]
+
+
+def test_a_tampered_conversation_does_not_go_on_with_the_event_that_found_it_out() -> None:
+    app = compiled(loop_node([{"text": "one"}, {"text": "two"}], seal=Seal(KEY), event_key="event"))
+    out = app.invoke({"event": start("first")}, thread())
+    forged = copy.deepcopy(out["xsm"])
+    forged["context"]["cost_usd"] = 0.0001
+    app.update_state(thread(), {"xsm": forged})
+    out = app.invoke({"event": start("second")}, thread())
+    assert out["xsm"]["context"]["error"]["kind"] == "tampered" and out["event"] is None
+    assert out["xsm"]["receipt"]["reason"].startswith("tampered")
+    out = app.invoke({"event": start("third")}, thread())
+    assert out["xsm"]["context"]["result"] == "two"
 
 
 def test_another_threads_sealed_snapshot_is_refused() -> None:

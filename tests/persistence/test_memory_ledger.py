@@ -80,6 +80,15 @@ def test_a_dropped_call_is_refused_and_never_entered_anew():
     assert run(ledger, slot(40), "c40").status == "done"
 
 
+def test_the_newest_batch_of_a_quiet_conversation_is_not_taken_over_once_dropped():
+    ledger = InMemoryLedger(max_rows=10)
+    run(ledger, slot(7, scope="quiet"))
+    for batch_no in range(1, 40):
+        run(ledger, slot(batch_no))
+    restored = Proposal(slot=slot(7, scope="quiet"), model_id="c", arguments={}, row_id="c")
+    assert reason(ledger.adopt, [restored], now=NOW) == "unproposed"
+
+
 def test_ids_of_dropped_rows_are_not_given_again():
     ledger = InMemoryLedger(max_rows=10)
     ids = [run(ledger, slot(batch_no), "c").id for batch_no in range(1, 60)]

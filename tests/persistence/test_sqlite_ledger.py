@@ -46,6 +46,22 @@ while True:
     ledger.record("t", child.id, token, "done", "ok", now=1)
 """
 
+FORKING = """
+import os, sys
+from guardchart.persistence import SQLiteLedger
+ledger = SQLiteLedger(sys.argv[1])
+connection = ledger._connection
+pid = os.fork()
+if pid == 0:
+    won = ledger.claim("t", "c", "d", owner="child", now=1000000).token is not None
+    print(won and ledger._connection is not connection, flush=True)
+    os._exit(0)
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+claim = ledger.claim("t", "c", "d", owner="parent", now=1000000)
+assert claim.token is None
+print(claim.row.owner)
+"""
+
 
 @pytest.fixture
 def path(tmp_path):
@@ -226,14 +242,6 @@ def test_an_interrupted_verb_writes_nothing_and_leaves_the_ledger_usable(ledger,
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_forked_child_uses_a_connection_of_its_own(path, ledger):
     ledger.propose(SLOT, "c", {}, approve_until=NOW, now=NOW)
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            claim = ledger.claim("t", "c", "d", owner="child", now=NOW)
-            code = 0 if claim.token else 2
-        finally:
-            os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    claim = ledger.claim("t", "c", "d", owner="parent", now=NOW)
-    assert (claim.token, claim.row.owner) == (None, "child")
+    parent = start(FORKING, path)
+    assert parent.communicate(timeout=60)[0].split() == ["True", "child"]
+    assert parent.returncode == 0

@@ -88,6 +88,7 @@ def test_a_fork_to_before_the_approval_enters_nothing_again() -> None:
     bank = Bank()
     app = graph(bank, [REFUND, SAY, SAY])
     pending = pending_approval(app.invoke(start(), THREAD)["xsm"]["context"])
+    assert bank.entered == []
     parked = app.get_state(THREAD).config
     app.invoke({"event": approval_event(pending)}, THREAD)
     out = app.invoke({"event": approval_event(pending)}, parked)

@@ -82,6 +82,7 @@ def test_a_node_retried_after_the_effect_does_not_enter_again() -> None:
     app = builder.compile(checkpointer=InMemorySaver())
     out = app.invoke({"event": {"type": "START", "prompt": "Please help."}}, THREAD)
     pending = pending_approval(out["xsm"]["context"])
+    assert bank.entered == []
     out = app.invoke({"event": approval_event(pending)}, THREAD)
     assert raised == [1]
     assert bank.entered == [("refund", 7, 250)]

@@ -415,4 +415,13 @@ def _join(state: State, worker: Worker) -> State:
 
 
 def _sorted(state: State) -> State:
-    return state._replace(workers=tuple(sorted(state.workers, key=repr)))
+    """Return the state with its workers in one order: which is which does not matter."""
+    if len(state.workers) < 2:
+        return state
+    return state._replace(workers=tuple(sorted(state.workers, key=_order)))
+
+
+def _order(worker: Worker) -> tuple[str, int, str, int, tuple[object, ...]]:
+    snap = worker.snap
+    call = (snap.call.args, snap.call.birth) if snap.call else ()
+    return worker.at, worker.token, str(worker.act), snap.batch_no, call

@@ -19,6 +19,7 @@ from tests.protocol.paper import Decision, Refused, Row, Rows, Rules, Slot
 TWICE = "one row was entered twice"
 BOTH = "a call and its edit were both entered, nobody having said again"
 NOT_APPROVED = "what ran is not what its reviewer approved"
+TAKEN = "an approval was taken for arguments that were not displayed"
 UNTRUE = "the model was told of an entered call that it was not"
 DANGLING = "a call has no result"
 STRANDED = "the parked batch can neither be approved nor rejected any more"
@@ -31,7 +32,9 @@ KINDS = {
     "mixed": {"a": Decision("approve", 1), "b": Decision("reject")},
     "edit": {"a": Decision("edit", 1, EDITED), "b": Decision("approve", 2)},
     "new input": {"a": Decision("close"), "b": Decision("close")},
+    "approve by id": {"a": Decision("approve"), "b": Decision("approve")},
 }
+USUAL = ("approve", "reject", "mixed", "edit", "new input")
 NOT_ENTERED = ("rejected", "void", "denied")
 
 
@@ -59,7 +62,7 @@ class State(NamedTuple):
 @dataclass(frozen=True)
 class Deciders:
     rules: Rules = field(default_factory=Rules)
-    kinds: tuple[str, ...] = tuple(KINDS)
+    kinds: tuple[str, ...] = USUAL
     again: tuple[str, ...] = ()  # kinds that also come with again
     runs: int = 2
     crashes: int = 1
@@ -101,7 +104,12 @@ class Deciders:
             return
         run = run._replace(at="settle", answers=tuple(answers.items()))
         verb = Verb("decide", given, answers, rows)
-        yield Step("decides", _with(state._replace(rows=rows), run), verb=verb)
+        broken = None
+        for call, row in answers.items():
+            approved = decisions[call].what == "approve" and not row.entered
+            if approved and row.args != CALLS[call]:
+                broken = TAKEN
+        yield Step("decides", _with(state._replace(rows=rows), run), broken, verb)
 
     def _tell(self, state: State, run: Run) -> Step:
         """The chart has moved already: the ledger hears call by call, and is not heard."""

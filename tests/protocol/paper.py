@@ -145,7 +145,7 @@ def _decide(
     if what in ("approve", "edit"):
         if what == "approve" and row.id != named.id and seen != row.args:
             if again and seen == named.args:
-                if not row.entered:
+                if row.status in OPEN:
                     rows = put(rows, row._replace(status="void"))
                 named = named._replace(status="approved", act=act, child=None)
                 return put(rows, named), named

@@ -18,10 +18,10 @@ from guardchart.agents._context import (
 )
 from guardchart.agents._messages import Message, assistant_turn, safe_text, user_turn
 from guardchart.agents._models import ModelResponse
-from guardchart.agents._services import TamperedError
+from guardchart.agents._services import TamperedError, ToolBatchError
 from guardchart.agents._structured import OutputCheck
 from guardchart.agents._turn import ModelTurn, outcomes_of
-from guardchart.errors import AgentError, ToolDeniedError
+from guardchart.errors import AgentError, ToolDeniedError, ToolTimeoutError
 from guardchart.gate import NOT_ALLOWED, shown_name
 
 __all__ = ["LoopActions", "error_of"]
@@ -30,6 +30,7 @@ SUPERSEDED: Final = "superseded: a new message came before this call was decided
 REJECTED: Final = "rejected by a human"
 EXPIRED: Final = "expired: no human decision in time"
 REFUSED: Final = "refused: the pending call is not the one that was proposed"
+TOOL_TIMEOUT: Final = "tool call timed out"
 LATE: Final = "error: no answer in time; the outcome is unknown"
 
 Update = dict[str, Any] | None
@@ -219,11 +220,13 @@ class LoopActions:
 
     def record_failure(self, context: Mapping[str, Any], event: Any) -> Update:
         error = getattr(event, "error", None)
-        name = type(error).__name__ if error is not None else "AgentError"
-        kind = "timeout" if isinstance(error, TimeoutError) or "Timeout" in name else "failure"
+        cause = error.__cause__ or error if isinstance(error, ToolBatchError) else error
+        name = type(cause).__name__ if cause is not None else "AgentError"
+        kind = "timeout" if isinstance(cause, TimeoutError) or "Timeout" in name else "failure"
+        message = TOOL_TIMEOUT if isinstance(error, ToolTimeoutError) else name
         results = _results(getattr(error, "results", ()))
         closed = self._closed(context, event, f"error: {name}", results)
-        return {**closed, "last_failure": name, "error": error_of(kind, name)}
+        return {**closed, "last_failure": name, "error": error_of(kind, message)}
 
     def record_model_timeout(self, context: Mapping[str, Any], event: Any) -> Update:
         return {
@@ -236,7 +239,7 @@ class LoopActions:
         return {
             **self._closed(context, event, LATE),
             "last_failure": "ToolTimeoutError",
-            "error": error_of("timeout", "tool call timed out"),
+            "error": error_of("timeout", TOOL_TIMEOUT),
         }
 
     def retry_bump(self, context: Mapping[str, Any], event: Any) -> Update:

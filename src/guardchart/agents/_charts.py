@@ -60,11 +60,11 @@ TOOL_LOOP: Final[dict[str, Any]] = load_chart("tool_loop")
 """The loop every agent runs by default; ``load_chart()`` gives a copy to edit."""
 
 
-def state_tools(interpreter: Any, event: Any = None) -> tuple[str, ...]:
+def state_tools(interp: Any, event: Any = None) -> tuple[str, ...]:
     """The allow-list that governs the current step of a running machine.
 
     Args:
-        interpreter: An interpreter, or a service's scope. None gives no tools.
+        interp: An interpreter, or a service's scope. None gives no tools.
         event: A completion: the state that invoked it decides, instead of the active states.
 
     Returns:
@@ -73,13 +73,13 @@ def state_tools(interpreter: Any, event: Any = None) -> tuple[str, ...]:
 
     Source: seed 003, state_tools.
     """
-    node = getattr(event, "node", None) or getattr(interpreter, "node", None)
+    node = getattr(event, "node", None) or getattr(interp, "node", None)
     if node is not None:
         allowed = allowed_tools(node)
-    elif interpreter is None:
+    elif interp is None:
         return ()
     else:
-        allowed = allowed_in_all(_leaves(interpreter.snapshot))
+        allowed = allowed_in_all(_leaves(interp.snapshot))
     return (ALL_TOOLS,) if allowed.everything else tuple(sorted(allowed.listed))
 
 

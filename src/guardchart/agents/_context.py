@@ -21,6 +21,7 @@ __all__ = [
     "pending_entries",
     "prompt_of",
     "request_messages",
+    "row_ids",
     "shortened",
 ]
 
@@ -46,6 +47,12 @@ def pending_calls(context: Mapping[str, Any]) -> list[ToolCall]:
         ToolCall(entry["id"], entry["name"], dict(entry["arguments"]))
         for entry in pending_entries(context)
     ]
+
+
+def row_ids(context: Mapping[str, Any]) -> list[str | None]:
+    """The ledger's row id that the snapshot notes for each pending call."""
+    noted = [entry.get("row_id") for entry in pending_entries(context)]
+    return [each if isinstance(each, str) and each else None for each in noted]
 
 
 def prompt_of(context: Mapping[str, Any], event: Any) -> str | None:

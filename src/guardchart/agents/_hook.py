@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from guardchart.agents._context import pending_calls, pending_entries
+from guardchart.agents._context import pending_calls, pending_entries, row_ids
 from guardchart.agents._guards import LoopGuards
 from guardchart.agents._models import ModelResponse
 from guardchart.agents._turn import Decided, ModelTurn
@@ -36,6 +36,7 @@ from guardchart.runtime import BeforeStep, Host
 __all__ = ["HUMAN_EVENTS", "LedgerHook"]
 
 HUMAN_EVENTS: Final = frozenset({"HUMAN_APPROVED", "HUMAN_REJECTED", "HUMAN_DECIDED"})
+_LATE: Final = "the decision came too late"
 
 
 class LedgerHook:
@@ -109,15 +110,19 @@ class LedgerHook:
         if not judged.tool_calls or not all(each.ok for each in judged.verdicts or ()):
             return BeforeStep(event=done(event.key, judged))
         batch_no = snapshot.batch_no + 1
-        rows = propose_verdicts(
-            self._ledger(host),
-            host,
-            batch_no,
-            judged.verdicts or (),
-            decide_by=int(now + self._human_timeout_ms),
-            use_by=int(now + self._approval_ttl_ms),
-            now=int(now),
-        )
+        try:
+            rows = propose_verdicts(
+                self._ledger(host),
+                host,
+                batch_no,
+                judged.verdicts or (),
+                decide_by=int(now + self._human_timeout_ms),
+                use_by=int(now + self._approval_ttl_ms),
+                now=int(now),
+            )
+        except Exception as error:
+            error.usage = judged.usage  # type: ignore[attr-defined]  # the turn was paid for
+            raise
         proposed = ModelTurn(
             judged.text,
             judged.tool_calls,
@@ -136,12 +141,10 @@ class LedgerHook:
         if not pending_entries(context):
             return None
         verdicts, rows = self._rows(snapshot, now, host)
-        if any(
-            verdict.needs_row and row is None for verdict, row in zip(verdicts, rows, strict=True)
-        ) or not all(verdict.ok for verdict in verdicts):
+        if not _as_proposed(verdicts, rows):
             return self._refused(snapshot, event)
         try:
-            given = read_decisions(event, _items(context, verdicts, rows))
+            given = read_decisions(event, _items(event, context, verdicts, rows))
             decisions = self._checked(given, verdicts, rows)
         except DecisionRefused as refused:
             return BeforeStep(denied=refused.reason)
@@ -149,7 +152,7 @@ class LedgerHook:
             return BeforeStep(denied=f"the edit was refused: {refused.reason}")
         trial = Decided(event, decided_ids=tuple(decisions), open_ids=_open(rows, decisions))
         if not can(snapshot, trial):
-            return None
+            return BeforeStep(denied="the chart takes no such decision now")
         ledger = self._ledger(host)
         try:
             after = ledger.decide(
@@ -183,7 +186,14 @@ class LedgerHook:
             max_tool_calls=self._guards.max_tool_calls,
             context=snapshot.context,
         )
-        rows = lookup_verdicts(self._ledger(host), host, snapshot.batch_no, verdicts, now=int(now))
+        rows = lookup_verdicts(
+            self._ledger(host),
+            host,
+            snapshot.batch_no,
+            verdicts,
+            row_ids=row_ids(snapshot.context),
+            now=int(now),
+        )
         return verdicts, rows
 
     def _refused(self, snapshot: Snapshot, event: Event) -> BeforeStep | None:
@@ -241,12 +251,14 @@ class LedgerHook:
         return outcomes
 
     def _denied(self, snapshot: Snapshot, error: LedgerError, now: float, host: Host) -> BeforeStep:
-        if error.reason == "late" and snapshot.timers:
-            timer_id = min(snapshot.timers, key=lambda each: (snapshot.timers[each].due_at, each))
-            closed = self._closing(snapshot, fired(timer_id), now, host, reason="expired")
-            event = closed.event if closed is not None else fired(timer_id)
-            return BeforeStep(event=event, denied="the decision came too late")
-        return BeforeStep(denied=str(error))
+        if error.reason != "late":
+            return BeforeStep(denied=str(error))
+        timers = snapshot.timers
+        for timer_id in sorted(timers, key=lambda each: (timers[each].due_at, each)):
+            closed = self._closing(snapshot, fired(timer_id), now, host)
+            if closed is not None:  # the deadline of these calls, not another region's
+                return BeforeStep(event=closed.event, denied=_LATE)
+        return BeforeStep(denied=_LATE)
 
     # Everything else that closes pending calls
 
@@ -256,8 +268,6 @@ class LedgerHook:
         event: Event | EngineEvent,
         now: float,
         host: Host,
-        *,
-        reason: str | None = None,
     ) -> BeforeStep | None:
         """Close the rows of calls this event will close, and give it their recorded outcomes."""
         context = snapshot.context
@@ -275,7 +285,7 @@ class LedgerHook:
             if row is not None and verdict.call.id in gone
         }
         answers = close_open(
-            self._ledger(host), host.scope, wanted, reason or _reason(event), now=int(now)
+            self._ledger(host), host.scope, wanted, _reason(event, rows), now=int(now)
         )
         outcomes = {wanted[row_id]: answer.text for row_id, answer in answers.items()}
         if not isinstance(event, EngineEvent):
@@ -286,17 +296,32 @@ class LedgerHook:
         return BeforeStep(event=failed(event.key, event.value))
 
 
-def _reason(event: Event | EngineEvent) -> str:
-    if isinstance(event, EngineEvent):
-        return "expired" if event.kind == "fired" else "failed"
-    return "superseded" if event.type == "START" else "void"
+def _reason(event: Event | EngineEvent, rows: list[Any]) -> str:
+    if not isinstance(event, EngineEvent):
+        return "superseded" if event.type == "START" else "void"
+    if event.kind != "fired":
+        return "failed"
+    undecided = any(row is not None and row.status == "proposed" for row in rows)
+    return "expired" if undecided else "timeout"
+
+
+def _as_proposed(verdicts: list[Verdict], rows: list[Any]) -> bool:
+    """Whether parked calls are the proposed ones: each has its row, and one is to be decided."""
+    return (
+        all(verdict.ok for verdict in verdicts)
+        and all(row is not None or not v.needs_row for v, row in zip(verdicts, rows, strict=True))
+        and any(verdict.needs_approval for verdict in verdicts)
+    )
 
 
 def _items(
-    context: Mapping[str, Any], verdicts: list[Verdict], rows: list[Any]
+    event: Event, context: Mapping[str, Any], verdicts: list[Verdict], rows: list[Any]
 ) -> list[dict[str, Any]]:
-    """What an event must answer: the calls shown as undecided, read from their rows."""
-    noted = {each["id"] for each in pending_entries(context) if each.get("decided") is True}
+    """What an event may decide, read from the rows.
+
+    An approval answers the calls shown as undecided; a rejection closes the whole batch, and a
+    decision call by call may come back to one that was decided before.
+    """
     items = [
         {
             "id": row.id,
@@ -308,6 +333,9 @@ def _items(
         for verdict, row in zip(verdicts, rows, strict=True)
         if row is not None and verdict.needs_approval
     ]
+    if event.type != "HUMAN_APPROVED":
+        return items
+    noted = {each["id"] for each in pending_entries(context) if each.get("decided") is True}
     return [each for each in items if each["tool_call_id"] not in noted] or items
 
 

@@ -16,7 +16,7 @@ from guardchart.agents._charts import TOOL_LOOP, WAITING_STATES, validate_agent_
 from guardchart.agents._loop import agent_logic
 from guardchart.errors import AgentConfigError, AgentError, NotSupportedError
 from guardchart.gate import approval_event
-from guardchart.kernel import Event, Machine, active_nodes, as_event
+from guardchart.kernel import Event, Machine, Snapshot, active_nodes, as_event, load
 from guardchart.runtime import Clock, Interpreter, MachineLogic, SyncInterpreter, create_machine
 from guardchart.runtime._workers import WORKERS
 
@@ -90,6 +90,20 @@ class _Plan:
         if self.prompt is not None and "idle" in self.machine.states:
             return Event("START", {"prompt": self.prompt})
         return None
+
+    def resumed(self, snapshot: Any) -> Snapshot | None:
+        """The snapshot to go on from; of a finished conversation given a prompt, its next turn."""
+        if snapshot is None:
+            return None
+        data = snapshot if isinstance(snapshot, str) else dict(snapshot)
+        loaded = load(self.machine, data)
+        settings = getattr(self.machine.logic, "attachments", {}).get("agent")
+        event = self.event
+        if event is None and self.prompt is not None and self.approve is None:
+            event = "START"
+        if settings is None or event is None:
+            return loaded
+        return settings.next_turn(self.machine, loaded, event) or loaded
 
     def _approval(self, interpreter: Any) -> Event:
         if self.approve is False:
@@ -220,11 +234,12 @@ async def run_agent(
     plan = _plan(
         machine_or_chart, logic, model, tools, prompt, event, approve, until, agent_logic_kw
     )
+    resumed = plan.resumed(snapshot)
     options = {"clock": clock, "plugins": plugins, "scope": key, "ledger": ledger}
     interpreter = (
         Interpreter(plan.machine, input=input, **options)
-        if snapshot is None
-        else Interpreter.from_snapshot(snapshot, plan.machine, **options)
+        if resumed is None
+        else Interpreter.from_snapshot(resumed, plan.machine, **options)
     )
     try:
         return await asyncio.wait_for(_drive(interpreter, plan, snapshot, serve_delay_s), timeout_s)
@@ -284,11 +299,12 @@ def run_agent_sync(
     plan = _plan(
         machine_or_chart, logic, model, tools, prompt, event, approve, until, agent_logic_kw
     )
+    resumed = plan.resumed(snapshot)
     options = {"clock": clock, "plugins": plugins, "scope": key, "ledger": ledger}
     interpreter = (
         SyncInterpreter(plan.machine, input=input, **options)
-        if snapshot is None
-        else SyncInterpreter.from_snapshot(snapshot, plan.machine, **options)
+        if resumed is None
+        else SyncInterpreter.from_snapshot(resumed, plan.machine, **options)
     )
     interpreter.manual_timers = True
     try:

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from guardchart.agents._budgets import add_usage, clamp_usage
-from guardchart.agents._context import pending_calls, pending_entries, request_messages
+from guardchart.agents._context import (
+    pending_calls,
+    pending_entries,
+    request_messages,
+    row_ids,
+)
 from guardchart.agents._models import ModelCall, ModelResponse, Usage, is_async_model
 from guardchart.agents._turn import ModelTurn
 from guardchart.errors import AgentError, ToolDeniedError, ToolTimeoutError
@@ -165,16 +170,15 @@ class RunTool:
         if len(readers) > 1:
             from guardchart.runtime._workers import WORKERS
 
-            futures = [WORKERS.submit(batch.run, index) for index in readers]
-            for index, future in zip(readers, futures, strict=True):
-                batch.outcomes[index] = future.result()
+            for future in [WORKERS.submit(batch.run, index) for index in readers]:
+                future.result()
         else:
             for index in readers:
-                batch.outcomes[index] = batch.run(index)
+                batch.run(index)
         for index in writers:
             if batch.failed():
                 break
-            batch.outcomes[index] = batch.run(index)
+            batch.run(index)
         return batch.close()
 
     async def _arun(self, batch: _Batch) -> list[dict[str, str]]:
@@ -183,13 +187,11 @@ class RunTool:
         else:
             batch.prepare()
         readers, writers = batch.groups()
-        runs: list[Coroutine[Any, Any, Outcome]] = [batch.arun(index) for index in readers]
-        for index, outcome in zip(readers, await asyncio.gather(*runs), strict=True):
-            batch.outcomes[index] = outcome
+        await asyncio.gather(*(batch.arun(index) for index in readers))
         for index in writers:
             if batch.failed():
                 break
-            batch.outcomes[index] = await batch.arun(index)
+            await batch.arun(index)
         return batch.close()
 
 
@@ -210,6 +212,7 @@ class _Batch:
         self.verdicts: list[Verdict] = []
         self.rows: list[Any] = [None] * len(self.calls)
         self.outcomes: dict[int, Outcome] = {}
+        self.broken: dict[int, Exception] = {}
 
     def prepare(self) -> None:
         """Assess every call again and look up its row, before any of them runs."""
@@ -233,6 +236,7 @@ class _Batch:
                 self.host,
                 scope.snapshot.batch_no if scope is not None else 0,
                 self.verdicts,
+                row_ids=row_ids(self.context),
                 now=self.now(),
             )
         for index, verdict in enumerate(self.verdicts):
@@ -269,36 +273,44 @@ class _Batch:
             now=self.now(),
         )
 
-    def run(self, index: int) -> Outcome:
-        return execute(
-            self.calls[index],
-            lambda: self._facts(index),
-            ledger=self.ledger,
-            scope=self.host.scope if self.host is not None else "",
-            row=self.rows[index],
-            now=self.now,
-        )
+    def run(self, index: int) -> None:
+        try:
+            self.outcomes[index] = execute(
+                self.calls[index],
+                lambda: self._facts(index),
+                ledger=self.ledger,
+                scope=self.host.scope if self.host is not None else "",
+                row=self.rows[index],
+                now=self.now,
+            )
+        except Exception as error:
+            self.broken[index] = error
 
-    async def arun(self, index: int) -> Outcome:
-        return await aexecute(
-            self.calls[index],
-            lambda: self._facts(index),
-            ledger=self.ledger,
-            scope=self.host.scope if self.host is not None else "",
-            row=self.rows[index],
-            now=self.now,
-        )
+    async def arun(self, index: int) -> None:
+        try:
+            self.outcomes[index] = await aexecute(
+                self.calls[index],
+                lambda: self._facts(index),
+                ledger=self.ledger,
+                scope=self.host.scope if self.host is not None else "",
+                row=self.rows[index],
+                now=self.now,
+            )
+        except Exception as error:
+            self.broken[index] = error
 
     def failed(self) -> bool:
-        return any(each.status in _FAILED for each in self.outcomes.values())
+        return bool(self.broken) or any(e.status in _FAILED for e in self.outcomes.values())
 
     def results(self, default: str) -> list[dict[str, str]]:
+        """A result per call, but for one whose ledger failed: only its row knows what it did."""
         return [
             {
                 "tool_call_id": call.id,
                 "content": self.outcomes[index].text if index in self.outcomes else default,
             }
             for index, call in enumerate(self.calls)
+            if index not in self.broken
         ]
 
     def _denial(self, index: int, error: ToolDeniedError) -> ToolDeniedError:
@@ -328,6 +340,10 @@ class _Batch:
                 raise ToolBatchError(
                     f"tool {_shown(self.verdicts[index])!r} failed: {name}", results
                 ) from outcome.error
+        for index, broken in sorted(self.broken.items()):
+            raise ToolBatchError(
+                f"tool {_shown(self.verdicts[index])!r}: {type(broken).__name__}", results
+            ) from broken
         return results
 
     def _timeout_s(self, index: int) -> float:

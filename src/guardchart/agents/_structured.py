@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import pydantic
 
+from guardchart.agents._messages import safe_text
 from guardchart.errors import AgentConfigError
 from guardchart.kernel import Machine
 
@@ -82,13 +84,17 @@ class OutputCheck:
         text = getattr(turn, "text", None)
         model = self._model_of(getattr(event, "node", None))
         if model is None:
-            return True, text if text is not None else ""
+            return True, safe_text(text) if text is not None else ""
         if text is None:
             return False, "not valid JSON"
         try:
-            if self._parser is not None:
-                return True, model.model_validate(self._parser(text)).model_dump(mode="json")
-            return True, model.model_validate_json(text).model_dump(mode="json")
+            found = (
+                model.model_validate_json(text)
+                if self._parser is None
+                else model.model_validate(self._parser(text))
+            ).model_dump(mode="json")
+            json.dumps(found, allow_nan=False)  # a result is kept: no NaN, no infinity
+            return True, found
         except pydantic.ValidationError as error:
             if error.errors(include_url=False)[0]["type"] == "json_invalid":
                 return False, "not valid JSON"

@@ -63,7 +63,7 @@ from guardchart.gate._rules import (
 from guardchart.gate._run import aexecute, arun_authorised, execute, run_authorised
 from guardchart.gate._schema import IdempotencyKey
 from guardchart.gate._seal import Seal
-from guardchart.gate._session import GuardSession, Proposed
+from guardchart.gate._session import GuardSession
 from guardchart.gate._tools import (
     DEFAULT_TOOL_TIMEOUT_S,
     Tool,
@@ -71,6 +71,7 @@ from guardchart.gate._tools import (
     shown_name,
     tool,
 )
+from guardchart.gate._turn import Proposed
 
 __all__ = [
     "AGENT_REDACT_KEYS",

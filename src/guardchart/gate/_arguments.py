@@ -112,14 +112,12 @@ def digest(value: object) -> str:
     return digest_text(canonical(value))
 
 
-def _string(value: str) -> None:
-    if "\x00" in value:
-        raise ArgumentsRefused("a string holds a NUL character")
-    if not value.isascii():
-        try:
-            value.encode()
-        except UnicodeEncodeError:
-            raise ArgumentsRefused("a string holds a lone surrogate") from None
+def _holds_nul(value: Any) -> bool:
+    if isinstance(value, str):
+        return "\x00" in value
+    if isinstance(value, dict):
+        return any(map(_holds_nul, value)) or any(map(_holds_nul, value.values()))
+    return isinstance(value, list) and any(map(_holds_nul, value))
 
 
 def _walk(items: Any, depth: int, left: int) -> int:
@@ -133,7 +131,6 @@ def _walk(items: Any, depth: int, left: int) -> int:
         kind = type(item)
         left -= 1
         if kind is str:
-            _string(item)
             left -= len(item)
         elif kind is int:
             if item.bit_length() > 14_000 and abs(item) >= _INT_LIMIT:
@@ -161,7 +158,6 @@ def _keys(value: dict[Any, Any], left: int) -> int:
         left -= len(key) + 1
         if left < 0:
             break
-        _string(key)
     return left
 
 
@@ -181,7 +177,12 @@ def admit(arguments: object, max_bytes: int = MAX_ARGUMENT_BYTES) -> bytes:
         raise ArgumentsRefused("not valid JSON")
     if _walk(arguments.values(), 1, _keys(arguments, max_bytes)) < 0:
         raise ArgumentsRefused(f"larger than {max_bytes} bytes")
-    text = to_json(arguments)
+    try:
+        text = to_json(arguments)
+    except Exception:  # the walk has left it nothing else to stumble over
+        raise ArgumentsRefused("a string holds a lone surrogate") from None
+    if b"\\u0000" in text and _holds_nul(arguments):
+        raise ArgumentsRefused("a string holds a NUL character")
     if len(text) > max_bytes:
         raise ArgumentsRefused(f"larger than {max_bytes} bytes")
     return text

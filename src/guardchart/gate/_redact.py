@@ -12,8 +12,10 @@ import dataclasses
 import datetime
 import decimal
 import enum
+import itertools
 import json
 import re
+import sys
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
@@ -134,25 +136,34 @@ _HINT = re.compile(
     r"|xox|xapp-|AIza|ya29|GOCSPX|hf_|npm_|pypi-|SG\.|dop_v1_|slack|(?i:bearer|basic)"
 )
 _USERINFO = re.compile(r"(?<=://)([^\s/:@]{0,200}):([^\s/@]{1,200})@")
-# `password=hunter2`, `"api_key": "..."`, `Authorization: ...` in running text.
-_ASSIGNED = re.compile(
-    r"""(?P<key>[A-Za-z][A-Za-z0-9_.-]{1,63})(?P<sep>\\?["']?\s{0,4}(?:[=:]|=>)\s{0,4})"""
-    r"""(?P<value>\\?"(?:[^"\\\n]|\\(?!")[^\n]){0,4000}(?:\\?")?|'[^'\n]{0,4000}'?"""
-    r"""|[^\s"',;&)\]}]{1,4000})"""
+# `password=hunter2`, `"api_key": "..."`, `Authorization: ...` in running text: a name, a sign, and
+# what stands there. Only a secret's value is consumed, so `error: token=x` is seen too.
+_NAMED = re.compile(
+    r"""(?<![A-Za-z0-9_.-])[A-Za-z][A-Za-z0-9_.-]{1,200}"""
+    r"""(?=(\\{0,8}["']?\s{0,4}(?:=>|[=:])\s{0,4}))"""
 )
+_GIVEN = re.compile(
+    r"""(?P<q>\\{1,8}["'])[^"'\n]*["']?|(?P<d>")(?:[^"\\\n]|\\.)*"?|(?P<s>')[^'\n]*'?"""
+    r"""|[^\s"',;&)\]}]+"""
+)
+_LITERAL = frozenset({"null", "true", "false", "None", "True", "False", MASK})
 
 
-def _assigned(match: re.Match[str]) -> str:
-    value = match["value"]
-    # JSON literals and marks already made are left, so that text stays readable and stable.
-    if not _secret_key(match["key"]) or value in ("null", "true", "false", "None", MASK):
-        return match[0]
-    quote = ""
-    for mark in ('\\"', '"', "'"):
-        if value.startswith(mark):
-            quote = mark
-            break
-    return f"{match['key']}{match['sep']}{quote}{MASK}{quote}"
+def _mask_assigned(text: str) -> str:
+    out: list[str] = []
+    at = 0
+    for match in _NAMED.finditer(text):
+        if match.start() < at or not _secret_key(match[0]):
+            continue
+        begin = match.end(1)
+        given = _GIVEN.match(text, begin)
+        # JSON literals and marks already made are left, so that text stays readable and stable.
+        if given is None or given[0] in _LITERAL:
+            continue
+        quote = given["q"] or given["d"] or given["s"] or ""
+        out += (text[at:begin], quote, MASK, quote)
+        at = given.end()
+    return "".join((*out, text[at:])) if out else text
 
 
 def scrub_text(text: str, *, by_key: bool = True) -> str:
@@ -162,7 +173,7 @@ def scrub_text(text: str, *, by_key: bool = True) -> str:
     if "://" in text:
         text = _USERINFO.sub(lambda m: f"{MASK}:{MASK}@", text)
     if by_key and ("=" in text or ":" in text):
-        text = _ASSIGNED.sub(_assigned, text)
+        text = _mask_assigned(text)
     return text
 
 
@@ -176,12 +187,13 @@ _SAFE = (
     type,
 )
 _END = object()
+_UNBOUNDED = sys.maxsize
 
 
 class _Scrubber:
     """One pass over a value with an explicit stack, so that depth cannot exhaust the interpreter.
 
-    ``left`` bounds the nodes looked at; what lies beyond is replaced by a mark.
+    ``left`` bounds the nodes looked at; what lies beyond is left out, with a mark where that shows.
     """
 
     def __init__(self, by_key: bool, max_nodes: int, max_text: int | None = None) -> None:
@@ -206,7 +218,10 @@ class _Scrubber:
                 (frames[-1][1] if frames else out).append(self._leaf(todo))
             while frames:
                 build, got, rest, ident = frames[-1]
-                todo = next(rest, _END)
+                self.left -= 1
+                if self.left < 0:
+                    got.append("[...]")
+                todo = _END if self.left < 0 else next(rest, _END)
                 if todo is not _END:
                     break
                 frames.pop()
@@ -221,11 +236,10 @@ class _Scrubber:
         """Return how to rebuild a container and what to visit, or None for a leaf."""
         if isinstance(value, (str, bytes, bytearray, *_ATOMS)) or id(value) in open_ids:
             return None
-        self.left -= 1
-        if self.left < 0:
+        if self.left <= 0:
             return None
         if isinstance(value, Mapping):
-            return self._pairs(list(value.items()))
+            return self._pairs(value.items())
         if isinstance(value, pydantic.SecretStr | pydantic.SecretBytes):
             return None
         if isinstance(value, pydantic.BaseModel):
@@ -247,17 +261,17 @@ class _Scrubber:
         return None
 
     def _pairs(
-        self, pairs: list[tuple[Any, Any]]
+        self, pairs: Iterable[tuple[Any, Any]]
     ) -> tuple[Callable[[list[Any]], Any], Iterable[Any]]:
         keys: list[Any] = []
         items: list[Any] = []
-        for key, item in pairs:
+        for key, item in itertools.islice(pairs, self.left):
             if self.by_key and isinstance(key, str) and _secret_key(key):
                 item = item if item is None or isinstance(item, bool) else MASK
             clean = self._key(key)
             keys.append(clean)
             items.append(item)
-        return (lambda got: dict(zip(keys, got, strict=True))), items
+        return (lambda got: dict(zip(keys, got, strict=False))), items
 
     def _key(self, key: Any) -> Any:
         if isinstance(key, (*_ATOMS, *_SAFE, enum.Enum)):
@@ -291,7 +305,8 @@ class _Scrubber:
 
     def _str(self, value: str) -> str:
         if self.max_text is not None and len(value) > self.max_text:
-            return scrub_capped(value, self.max_text)
+            over = len(value) - self.max_text
+            return truncated(scrub_capped(value, self.max_text), self.max_text, over)
         if self.by_key and len(value) > 1 and value.lstrip()[:1] in ("{", "[", '"'):
             self.texts += 1
             parsed = _json(value) if self.texts <= 1000 else None
@@ -355,11 +370,16 @@ def scrub(value: Any, *, by_key: bool = True) -> Any:
 
     Source: seed 003, Reference.
     """
-    return _Scrubber(by_key, 10_000_000).run(value)
+    return _Scrubber(by_key, _UNBOUNDED).run(value)
+
+
+def truncated(text: str, max_chars: int, over: int) -> str:
+    """Cut a text and say how much of the whole is missing."""
+    return f"{text[:max_chars]}... [truncated {over} characters]"
 
 
 def scrub_bounded(value: Any, *, max_nodes: int, max_text: int) -> Any:
-    """`scrub`, looking at no more than so many containers and so much of each text."""
+    """`scrub`, looking at no more than so many values and so much of each text."""
     return _Scrubber(True, max_nodes, max_text).run(value)
 
 
@@ -370,9 +390,9 @@ def scrub_capped(text: str, max_chars: int) -> str:
     than any secret is read with it, masked with it, and thrown away.
     """
     if len(text) <= max_chars:
-        return str(_Scrubber(True, 10_000_000).run(text))
+        return str(_Scrubber(True, _UNBOUNDED).run(text))
     if len(text) <= max_chars + _MARGIN:
-        return str(_Scrubber(True, 10_000_000).run(text))[:max_chars]
+        return str(_Scrubber(True, _UNBOUNDED).run(text))[:max_chars]
     return scrub_text(text[: max_chars + _MARGIN])[:-_MARGIN][:max_chars]
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from guardchart.errors import AgentConfigError, ToolDeniedError
 from guardchart.gate import _check
+from guardchart.gate._redact import truncated
 from guardchart.gate._rules import ALL_TOOLS, as_allowed
 from guardchart.gate._tools import (
     DEFAULT_TOOL_TIMEOUT_S,
@@ -14,7 +15,6 @@ from guardchart.gate._tools import (
     ToolCall,
     read_timeout,
     tool,
-    truncated,
 )
 
 __all__ = ["DEFAULT_MAX_OUTPUT_CHARS", "ToolRegistry", "tool_registry"]

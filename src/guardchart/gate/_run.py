@@ -35,8 +35,8 @@ from guardchart.gate._authorise import (
 )
 from guardchart.gate._bodies import BodyTimeout, run_async, run_sync
 from guardchart.gate._check import MISMATCH
-from guardchart.gate._redact import error_text, scrub_bounded, scrub_capped
-from guardchart.gate._tools import ToolCall, shown_name, truncated
+from guardchart.gate._redact import error_text, scrub_bounded, scrub_capped, truncated
+from guardchart.gate._tools import ToolCall, shown_name
 
 __all__ = ["aexecute", "arun_authorised", "execute", "run_authorised"]
 

@@ -7,61 +7,37 @@ as an event, so the chart moves with the conversation.
 
 from __future__ import annotations
 
-import threading
-import uuid
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
-from guardchart.errors import AgentConfigError, LedgerError, NotSupportedError
+from guardchart.errors import AgentConfigError, LedgerError, ToolDeniedError
 from guardchart.gate._answers import (
     Answer,
     Outcome,
-    answer_from_row,
     close_open,
     closing_text,
 )
 from guardchart.gate._approvals import DecisionRefused, pending_item, read_decisions
-from guardchart.gate._authorise import AuthorisedCall, Now, aauthorise, authorise, read_now
+from guardchart.gate._authorise import AuthorisedCall, aauthorise, authorise
 from guardchart.gate._batch import Verdict, assess, lookup_verdicts, propose_verdicts
+from guardchart.gate._chart_side import ChartSide, as_event
 from guardchart.gate._check import DEFAULT_MAX_TOOL_CALLS, Facts
 from guardchart.gate._registry import ToolRegistry
-from guardchart.gate._rules import ALL, Allowed, allowed_in_all, validate_tools
+from guardchart.gate._rules import ALL, Allowed
 from guardchart.gate._run import AsText, Body, Pauses, aexecute, execute
 from guardchart.gate._tools import ToolCall, shown_name
-from guardchart.kernel import Event, StartService, fired, initial_step, step
+from guardchart.gate._turn import Proposed, proposed, refreshed
+from guardchart.kernel import Event
 from guardchart.persistence import Decision, default_ledger
 from guardchart.runtime import Host
 
 __all__ = ["GuardSession", "Proposed"]
 
-HUMAN_EVENTS: Final = frozenset({"HUMAN_APPROVED", "HUMAN_REJECTED", "HUMAN_DECIDED"})
-_VERBS: Final = ("done", "failed", "rejected", "denied")
-_MAX_OVERDUE: Final = 1000
+HELD: Final = "held until a person has decided about a call before it"
 
 
-@dataclass(frozen=True, slots=True)
-class Proposed:
-    """One call of the open turn, as its door is to treat it.
-
-    Args:
-        call: the call as proposed.
-        status: ``run`` (enter it), ``ask`` (a person decides first), ``held`` (it follows a call
-            that waits), ``denied``, or ``answered`` (closed or entered before).
-        text: for ``denied`` and ``answered``: what the conversation is told.
-        row: the row, None for a call without one.
-        verdict: what checks 1 to 5 said.
-    """
-
-    call: ToolCall
-    status: str
-    text: str
-    row: Any
-    verdict: Verdict
-
-
-class GuardSession:
+class GuardSession(ChartSide):
     """The gate for one conversation, driven by a framework.
 
     Args:
@@ -82,6 +58,22 @@ class GuardSession:
         AgentConfigError: an unknown tool in the chart, or a ledger that outlives the process
             without a scope.
         NotSupportedError: the chart starts a service.
+
+    >>> from guardchart.gate import approval_event, tool, tool_registry
+    >>> from guardchart.kernel import create_machine
+    >>> def refund(order: int) -> str:
+    ...     return f"refunded {order}"
+    >>> chart = {"id": "desk", "initial": "open", "states": {
+    ...     "open": {"meta": {"tools": ["refund"]}, "on": {"tool.done.refund": "closed"}},
+    ...     "closed": {}}}
+    >>> registry = tool_registry(tool(refund, side_effect=True))
+    >>> session = GuardSession(create_machine(chart), registry)
+    >>> call = ToolCall("c1", "refund", {"order": 7})
+    >>> session.propose([call])[0].status
+    'ask'
+    >>> _ = session.decide(approval_event(session.pending(), by="ann"))
+    >>> session.run(call).text, sorted(session.snapshot.state_ids)
+    ('refunded 7', ['desk.closed'])
     """
 
     def __init__(
@@ -99,65 +91,18 @@ class GuardSession:
         approval_ttl_s: float = 3600.0,
         agent: str = "",
     ) -> None:
-        validate_tools(machine, registry)
-        self.machine = machine
-        self.registry = registry
+        super().__init__(machine, registry, snapshot, input=input, now=now)
         self.ledger = default_ledger() if ledger is None else ledger
         if scope is None and self.ledger.durable:
             raise AgentConfigError("GuardSession: a durable ledger needs scope= (the thread id)")
         self.max_tool_calls = max_tool_calls
-        self._now: Now = now
         self._human_timeout_s = human_timeout_s
         self._approval_ttl_s = approval_ttl_s
-        self._lock = threading.RLock()
         self._turn: dict[str, Proposed] = {}
+        self._left: set[tuple[str, str]] = set()
         self._spent: set[str] = set()
-        self._entered: Counter[str] = Counter()
-        self._moving = _moving_tools(machine, registry)
-        if snapshot is None:
-            snapshot, effects, receipt = initial_step(machine, input, now=self._ms())
-            _no_services(effects)
-            if receipt.error is not None:
-                raise receipt.error
-        if snapshot.run is None:
-            snapshot = snapshot.replace(run=uuid.uuid4().hex)
-        self._snapshot = snapshot
-        self.host = Host(snapshot.run if scope is None else scope, self.ledger, snapshot.run, agent)
-
-    # --- the state ---
-
-    @property
-    def snapshot(self) -> Any:
-        """The kernel Snapshot now, to be stored beside the conversation."""
-        return self._snapshot
-
-    def allowed(self) -> Allowed:
-        """Return what the active states allow now: in parallel regions, what each of them does.
-
-        Fires timers that are due first.
-        """
-        with self._lock:
-            self._overdue()
-            return self._allowed()
-
-    def schemas(self) -> list[dict[str, Any]]:
-        """Return the schemas of the tools a model may be told of now."""
-        return self.registry.schemas(self.allowed())
-
-    def moves_chart(self, name: str) -> bool:
-        """Return whether some state names an outcome event of this tool."""
-        return name in self._moving
-
-    def send(self, event: Any, **payload: Any) -> Any:
-        """Step the chart with an event of the host's own; return the receipt.
-
-        A human's decision is refused here: `decide` takes it, in the ledger first.
-        """
-        made = _event(event, payload)
-        if made.type in HUMAN_EVENTS:
-            raise AgentConfigError(f"GuardSession.send: {made.type} goes through decide()")
-        with self._lock:
-            return self._step(made)
+        run = self._snapshot.run
+        self.host = Host(run if scope is None else scope, self.ledger, run, agent)
 
     # --- one turn ---
 
@@ -194,7 +139,7 @@ class GuardSession:
                 now=at,
             )
             self._snapshot = self._snapshot.replace(batch_no=batch_no)
-            self._turn = {}
+            self._open()
             self._keep(verdicts, rows)
             self._spent.update(call.id for call in calls if type(call.id) is str)
             for verdict in verdicts:
@@ -231,7 +176,7 @@ class GuardSession:
                 if verdict.ok and verdict.needs_row and row is None:
                     verdict = replace(verdict, ok=False, reason=closing_text("tampered"))
                 judged.append(verdict)
-            self._turn = {}
+            self._open()
             self._keep(judged, rows)
             self._spent.update(call.id for call in calls if type(call.id) is str)
             return self.turn()
@@ -242,7 +187,7 @@ class GuardSession:
             waiting = False
             out = []
             for item in self._turn.values():
-                item = self._refreshed(item)
+                item = refreshed(item, self.ledger, self._ms())
                 if item.status == "ask":
                     waiting = True
                 elif waiting and item.status == "run" and self._is_held(item):
@@ -277,7 +222,7 @@ class GuardSession:
         """
         if isinstance(event, (list, tuple)):
             event = {"type": "HUMAN_DECIDED", "decisions": list(event)}
-        made = _event(event, {})
+        made = as_event(event, {})
         with self._lock:
             self._overdue()
             items = {item.row.id: item for item in self.turn() if item.row is not None}
@@ -318,16 +263,19 @@ class GuardSession:
         """Let one call of the open turn through, now; see `authorise`.
 
         Raises:
-            ToolDeniedError: a check failed in the state as it is now; nothing ran.
+            ToolDeniedError: a check failed in the state as it is now, or the call follows one
+                that a person has not decided yet; nothing ran.
         """
+        self._refuse_held(call)
         return authorise(call, self._look(call), **self._claimant(call))
 
     async def aenter(self, call: ToolCall) -> AuthorisedCall | Answer:
         """Do what `enter` does, from a running loop."""
+        self._refuse_held(call)
         return await aauthorise(call, self._look(call), **self._claimant(call))
 
     def leave(self, call: ToolCall, outcome: Outcome) -> Any:
-        """Tell the chart what became of a call; return the receipt.
+        """Tell the chart what became of a call; return the receipt, None where it knows already.
 
         Sends ``tool.done.<name>``, ``tool.failed.<name>``, ``tool.rejected.<name>`` or
         ``tool.denied.<name>`` with ``{id, reason | error}``; the result only for a tool that is
@@ -335,6 +283,10 @@ class GuardSession:
         """
         status = outcome.status
         with self._lock:
+            told = (call.id if type(call.id) is str else "", status)
+            if told in self._left:
+                return None
+            self._left.add(told)
             if outcome.entered:
                 self._entered[call.name] += 1
             if status == "done":
@@ -358,6 +310,8 @@ class GuardSession:
         pauses: Pauses = (),
     ) -> Outcome:
         """Take one call the whole way: enter, run, record, leave. Never raises for a denial."""
+        if (held := self._held(call)) is not None:
+            return held
         outcome = execute(
             call,
             self._look(call),
@@ -378,6 +332,8 @@ class GuardSession:
         pauses: Pauses = (),
     ) -> Outcome:
         """Do what `run` does, from a running loop."""
+        if (held := self._held(call)) is not None:
+            return held
         outcome = await aexecute(
             call,
             self._look(call),
@@ -398,7 +354,7 @@ class GuardSession:
             items = [item for item in self.turn() if item.status != "denied"]
             ids = [item.row.id for item in items if item.row is not None]
             answers = close_open(self.ledger, self.host.scope, ids, reason, now=self._ms())
-            self._turn = {}
+            self._open()
             return {
                 item.call.id: closing_text(reason)
                 if item.row is None
@@ -408,14 +364,20 @@ class GuardSession:
 
     # --- inside ---
 
-    def _ms(self) -> int:
-        return read_now(self._now)
+    def _open(self) -> None:
+        self._turn, self._left = {}, set()
 
-    def _allowed(self) -> Allowed:
-        if self._snapshot.status != "active":
-            return Allowed()
-        nodes = self.machine.nodes
-        return allowed_in_all(nodes[ident] for ident in sorted(self._snapshot.state_ids))
+    def _refuse_held(self, call: ToolCall) -> None:
+        for item in self.turn():
+            if item.status == "held" and item.call.id == call.id:
+                raise ToolDeniedError(shown_name(call.name), HELD)
+
+    def _held(self, call: ToolCall) -> Outcome | None:
+        try:
+            self._refuse_held(call)
+        except ToolDeniedError as exc:
+            return Outcome(call.id, exc.tool, "denied", f"not run: {exc.reason}", error=exc)
+        return None
 
     def _assess(
         self, calls: Sequence[ToolCall], spent: Collection[str], allowed: Allowed | None = None
@@ -435,18 +397,7 @@ class GuardSession:
             ident = verdict.call.id
             # Ids that cannot be told apart are refused calls; they are kept by their place.
             key = ident if type(ident) is str and ident not in self._turn else f"\x00{at}"
-            status = "run" if verdict.ok else "denied"
-            text = "" if verdict.ok else _denial(verdict)
-            self._turn[key] = Proposed(verdict.call, status, text, row, verdict)
-
-    def _refreshed(self, item: Proposed) -> Proposed:
-        if item.row is None:
-            return item
-        row = self.ledger.row(self.host.scope, item.row.id, follow=False) or item.row
-        answer = answer_from_row(row, ledger=self.ledger, now=self._ms())
-        if answer is not None:
-            return replace(item, row=row, status="answered", text=answer.text)
-        return replace(item, row=row, status="ask" if row.status == "proposed" else "run")
+            self._turn[key] = proposed(verdict, row)
 
     def _is_held(self, item: Proposed) -> bool:
         return item.verdict.needs_row or item.call.name in self._moving
@@ -475,15 +426,18 @@ class GuardSession:
                     allowed=self._allowed(),
                     max_tool_calls=self.max_tool_calls,
                     turn_size=max(1, len(self._turn)),
-                    spent_ids=() if call.id in self._turn else frozenset(self._spent),
+                    spent_ids=() if self._item(call) else frozenset(self._spent),
                     context=self._snapshot.context,
                     entered=dict(self._entered),
                 )
 
         return look
 
+    def _item(self, call: ToolCall) -> Proposed | None:
+        return self._turn.get(call.id) if type(call.id) is str else None
+
     def _claimant(self, call: ToolCall) -> dict[str, Any]:
-        item = self._turn.get(call.id) if type(call.id) is str else None
+        item = self._item(call)
         row = None
         if item is not None and item.row is not None:
             row = self.ledger.row(self.host.scope, item.row.id, follow=False)
@@ -493,62 +447,3 @@ class GuardSession:
             "row": row,
             "now": self._now,
         }
-
-    def _outcome(self, verb: str, call: ToolCall, payload: dict[str, Any]) -> Any:
-        name = shown_name(call.name)
-        ident = call.id if type(call.id) is str and call.id.isprintable() else ""
-        kind = f"tool.{verb}" if name == "*" else f"tool.{verb}.{name}"
-        return self._step(Event(kind, {"id": ident, **payload}))
-
-    def _step(self, event: Any) -> Any:
-        before = self._snapshot
-        after, effects, receipt = step(self.machine, before, event, now=self._ms())
-        _no_services(effects)
-        if after.state_ids != before.state_ids:
-            self._entered.clear()
-        self._snapshot = after
-        return receipt
-
-    def _overdue(self) -> None:
-        """Fire what is due, in the order of its deadlines; bounded, a chart may re-arm itself."""
-        for _ in range(_MAX_OVERDUE):
-            at = self._ms()
-            timers = self._snapshot.timers
-            due = [(timer.due_at, ident) for ident, timer in timers.items() if timer.due_at <= at]
-            if not due or self._snapshot.status != "active":
-                return
-            self._step(fired(min(due)[1]))
-
-
-def _event(event: Any, payload: Mapping[str, Any]) -> Event:
-    if isinstance(event, Mapping):
-        rest = {key: value for key, value in event.items() if key != "type"}
-        return Event(str(event["type"]), {**rest, **payload})
-    if isinstance(event, str):
-        return Event(event, dict(payload))
-    return event  # type: ignore[no-any-return]
-
-
-def _denial(verdict: Verdict) -> str:
-    return f"error: tool {shown_name(verdict.call.name)!r} denied: {verdict.reason}"
-
-
-def _no_services(effects: Iterable[Any]) -> None:
-    if any(isinstance(effect, StartService) for effect in effects):
-        raise NotSupportedError(
-            "GuardSession: this chart invokes a service; use an interpreter, a session's chart "
-            "is a policy"
-        )
-
-
-def _moving_tools(machine: Any, registry: ToolRegistry) -> frozenset[str]:
-    """Return the tools of which some state names an outcome event; known at build time."""
-    named = {key for node in machine.nodes.values() for key in node.on}
-    exact = {key for key in named if not key.endswith("*")}
-    prefixes = tuple(key[:-1] for key in named if key.endswith("*"))
-    return frozenset(
-        name
-        for name in registry.names
-        for verb in _VERBS
-        if (kind := f"tool.{verb}.{name}") in exact or kind.startswith(prefixes)
-    )

@@ -21,7 +21,6 @@ __all__ = [
     "ToolCall",
     "shown_name",
     "tool",
-    "truncated",
 ]
 
 RESERVED_NAME = "*"
@@ -65,11 +64,6 @@ class Registry(Protocol):
 
     def get(self, name: str) -> Any:
         """Return the tool of exactly this name, or None."""
-
-
-def truncated(text: str, max_chars: int, over: int) -> str:
-    """Cut a text and say how much of the whole is missing."""
-    return f"{text[:max_chars]}... [truncated {over} characters]"
 
 
 def read_timeout(value: Any, label: str) -> float | None:

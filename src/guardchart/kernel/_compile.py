@@ -30,6 +30,7 @@ from guardchart.kernel._config import (
     copy_config,
     literal_delay,
     read_chart,
+    source_name,
 )
 from guardchart.kernel._draft import ActionInfo
 from guardchart.kernel._events import AFTER, DONE_ACTOR, DONE_STATE, ERROR_ACTOR, SNAPSHOT_ACTOR
@@ -96,7 +97,7 @@ class Invoke:
     def __init__(self, spec: InvokeSpec, id: str, service: Any) -> None:
         self.spec = spec
         self.id = id
-        self.src = _source_name(spec.src)
+        self.src = source_name(spec.src)
         self.input = spec.input
         self.service = service
         self.settle: Callable[..., Any] | None = getattr(service, "settle", None)
@@ -247,6 +248,11 @@ class Machine:
         self.logic_digest = _digest.logic(spec)
         self.cache = PlanCache(self)
 
+    @property
+    def source_name(self) -> str:
+        """What a snapshot calls a child that runs this machine: its id."""
+        return self.id
+
     def __repr__(self) -> str:
         return f"<Machine {self.id!r}>"
 
@@ -369,16 +375,6 @@ def _descend(node: StateNode, path: str) -> StateNode | None:
     for key in path.split(".") if path else ():
         found = found.states.get(key) if found is not None else None
     return found
-
-
-def _source_name(src: Any) -> str:
-    if isinstance(src, str):
-        return src
-    if isinstance(src, Machine):
-        return src.id
-    from guardchart.kernel._config import qualified_name
-
-    return qualified_name(src)
 
 
 class _Builder:
@@ -507,6 +503,8 @@ class _Builder:
                 target = _descend(node, text.removeprefix("."))
             if target is None or not node.contains(target):
                 raise ChartError(f"unknown initial state {text!r}", path=spec.path)
+            if target.parent is node and target.type == "history" and not target.spec.target:
+                raise ChartError("a history state that is initial needs a target", path=spec.path)
             found.append(target)
         _check_joint(found, spec.path)
         return Transition(node, "", spec, tuple(found), None, self.actions(spec.actions))
@@ -553,7 +551,7 @@ class _Builder:
             if service is None:
                 self.lacks("service", spec.src, spec.path + ".src")
         if service is not None and not isinstance(service, Machine):
-            form_of(service, SERVICE_FORMS, f"service {_source_name(spec.src)!r}", spec.path)
+            form_of(service, SERVICE_FORMS, f"service {source_name(spec.src)!r}", spec.path)
         if callable(spec.input):
             refuse_async(spec.input, "an invoke's input", spec.path + ".input")
             form_of(spec.input, (2,), "an invoke's input", spec.path + ".input")

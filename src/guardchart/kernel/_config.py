@@ -466,6 +466,14 @@ def qualified_name(fn: Any) -> str:
     return f"{getattr(inner, '__module__', '')}.{name}"
 
 
+def source_name(src: Any) -> str:
+    """Return what a snapshot calls the source of a child: its name, or a machine's id."""
+    if isinstance(src, str):
+        return src
+    named = getattr(src, "source_name", None)
+    return named if isinstance(named, str) else qualified_name(src)
+
+
 _ISO = re.compile(
     r"P(?:(?P<w>\d+(?:\.\d+)?)W)?(?:(?P<d>\d+(?:\.\d+)?)D)?"
     r"(?:T(?:(?P<h>\d+(?:\.\d+)?)H)?(?:(?P<m>\d+(?:\.\d+)?)M)?(?:(?P<s>\d+(?:\.\d+)?)S)?)?"

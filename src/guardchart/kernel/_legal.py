@@ -8,7 +8,7 @@ be declared by an active state.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
@@ -45,8 +45,8 @@ class LegalReader:
         machine: What the snapshot has to fit.
         trusted: Whether delayed sends and spawned children are read.
         lenient: Whether timers, children and history that the chart no longer declares are
-            left out (``dropped`` lists their paths) instead of refused, and undelivered
-            invokes noted in ``missing``.
+            left out (``dropped`` lists their paths) instead of refused, and invokes the
+            snapshot does not know (``missing``) count as interrupted.
     """
 
     def __init__(self, machine: Machine, trusted: bool, lenient: bool) -> None:
@@ -72,15 +72,10 @@ class LegalReader:
         leaves: list[StateNode] = []
         _leaves(self._machine.root, data["value"], "$.value", leaves)
         config = self._machine.configuration(leaves)
-        for part, ids in (
-            ("state_ids", config.ids),
-            ("configuration", {node.id for node in config.active}),
-        ):
-            if part in data:
-                path = f"$.{part}"
-                names = _texts(data[part], path)
-                if len(names) != len(ids) or not ids.issuperset(names):
-                    _refuse("disagrees with 'value'", path)
+        if "state_ids" in data:
+            _agree(data["state_ids"], config.ids, "$.state_ids")
+        if "configuration" in data:
+            _agree(data["configuration"], {n.id for n in config.nodes}, "$.configuration")
         over = _is_done(self._machine.root, config)
         if status == "done" and not over:
             _refuse("'done' without a final configuration", "$.status")
@@ -189,13 +184,17 @@ class LegalReader:
     def _require(
         self, declared: dict[str, tuple[StateNode, Invoke]], found: dict[str, Child]
     ) -> None:
-        for key, (_, invoke) in declared.items():
-            if key not in found:
-                # Under 'continue' a step passes over an invoke whose input raised.
-                passed_over = self._machine.policy == "continue" and callable(invoke.input)
-                if not self._lenient and not passed_over:
-                    _refuse("lacks a child that an active state invokes", f"$.children.{key}")
+        for key, (node, invoke) in declared.items():
+            if key in found:
+                continue
+            if self._lenient:
+                # Recorded as running under a key that no step ever gave, so that a host finds
+                # it interrupted like any other and the machine does not wait for nobody.
+                found[key] = Child(invoke.src, f"{key}@0", state_id=node.id)
                 self.missing.append(key)
+            elif self._machine.policy != "continue" or not callable(invoke.input):
+                # Under 'continue' a step passes over an invoke whose input raised.
+                _refuse("lacks a child that an active state invokes", f"$.children.{key}")
 
     def _sends(self, data: dict[str, Any], status: str) -> Any:
         if "sends" not in data:
@@ -218,6 +217,12 @@ class LegalReader:
                 _text(target, path + ".target", _RUN_CHARS)
             found[key] = DelayedSend(due_at, target, _event(value["event"], path + ".event"))
         return MappingProxyType(found) if found else EMPTY
+
+
+def _agree(value: object, ids: Set[str], path: str) -> None:
+    names = _texts(value, path)
+    if len(names) != len(ids) or not all(name in ids for name in names):
+        _refuse("disagrees with 'value'", path)
 
 
 def _leaves(node: StateNode, value: object, path: str, found: list[StateNode]) -> None:

@@ -66,7 +66,12 @@ def parse_json(text: str, max_bytes: int) -> object:
 
 
 def copy_json(
-    value: dict[str, Any], max_bytes: int, max_depth: int, names: Container[str]
+    value: dict[str, Any],
+    max_bytes: int,
+    max_depth: int,
+    names: Container[str],
+    *,
+    owned: bool = False,
 ) -> tuple[dict[str, Any], int]:
     """Copy a dict, making sure that it holds plain JSON data within the caps.
 
@@ -76,6 +81,8 @@ def copy_json(
             the least punctuation: never more than the JSON text would have.
         max_depth: Cap on nested containers, ``value`` itself being the first.
         names: Keys that may appear in an error's path. Any other is shown by position.
+        owned: Whether the parser has just made ``value`` and nobody else holds any of it:
+            then it is checked where it is, and returned itself.
 
     Returns:
         A copy sharing no container with ``value``, and its counted size.
@@ -84,18 +91,20 @@ def copy_json(
         SnapshotError: Naming the first offending place, level by level.
     """
     try:
-        return _copy(value, max_bytes, max_depth)
+        return _copy(value, max_bytes, max_depth, owned)
     except _TooLarge:
         raise _too_large(max_bytes) from None
     except _Refused:
         raise _explain(value, max_depth, names) from None
 
 
-def _copy(root: dict[str, Any], max_bytes: int, max_depth: int) -> tuple[dict[str, Any], int]:
+def _copy(
+    root: dict[str, Any], max_bytes: int, max_depth: int, owned: bool
+) -> tuple[dict[str, Any], int]:
     left = max_bytes
     if len(root) > left:
         raise _TooLarge
-    copy = root.copy()
+    copy = root if owned else root.copy()
     level: list[Any] = [copy]
     depth = 1
     while level:
@@ -117,7 +126,8 @@ def _copy(root: dict[str, Any], max_bytes: int, max_depth: int) -> tuple[dict[st
                     elif kind is dict or kind is list:
                         if len(item) > left:
                             raise _TooLarge
-                        node[key] = item = item.copy()
+                        if not owned:
+                            node[key] = item = item.copy()
                         below.append(item)
                     elif item is None or kind is bool:
                         pass
@@ -133,7 +143,8 @@ def _copy(root: dict[str, Any], max_bytes: int, max_depth: int) -> tuple[dict[st
                     if kind is dict or kind is list:
                         if len(item) > left:
                             raise _TooLarge
-                        node[index] = item = item.copy()
+                        if not owned:
+                            node[index] = item = item.copy()
                         below.append(item)
                     elif kind is str:
                         left -= len(item)

@@ -174,9 +174,9 @@ class Row:
         self.selections = selections
         self.fast: tuple[Configuration, Receipt] | None = None
         self.flat: tuple[Candidate, ...] | None = None
-        if not event_type:
+        if not event_type or not selections:
             return
-        settled = selections[0].settled() if selections else None
+        settled = selections[0].settled()
         if settled is not None:
             self.flat = (Candidate(settled),)
         elif not any(part.regions for part in selections):
@@ -616,8 +616,10 @@ def _assemble(
     active = set(survivors)
     completed: set[StateNode] = set()
     ends = False
-    for node in sorted(entry.states | entry.followed, key=lambda n: n.order):
-        if node in entry.states:
+    # A history state may name ancestors of what it restores that were never left.
+    entered = entry.states - survivors
+    for node in sorted(entered | entry.followed, key=lambda n: n.order):
+        if node in entered:
             active.add(node)
             if node.entry:
                 ops.append((ACTIONS, node, node.entry))
@@ -625,7 +627,7 @@ def _assemble(
                 ops.append((START, node, None))
         if node in entry.followed and node.initial is not None and node.initial.actions:
             ops.append((ACTIONS, node, node.initial.actions))
-        if node.type == "final" and node in entry.states:
+        if node.type == "final" and node in entered:
             completion = _complete(node, active, completed)
             ends = ends or completion.top is not None
             ops.append((DONE, node, completion))

@@ -9,11 +9,10 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from guardchart.errors import StepError
-from guardchart.kernel._compile import Action, Invoke, Machine, StateNode, Transition
-from guardchart.kernel._config import MISSING, checked_delay, qualified_name
+from guardchart.kernel._config import MISSING, checked_delay, source_name
 from guardchart.kernel._draft import Draft, Scope
 from guardchart.kernel._effects import (
     NO_EFFECTS,
@@ -51,6 +50,9 @@ from guardchart.kernel._state import (
     Snapshot,
     Timer,
 )
+
+if TYPE_CHECKING:
+    from guardchart.kernel._compile import Action, Invoke, Machine, StateNode, Transition
 
 StepResult = tuple[Snapshot, Effects, Receipt]
 _new = tuple.__new__
@@ -381,11 +383,7 @@ class Run:
             services = getattr(self.machine.logic, "services", None) or {}
             if src not in services:
                 raise StepError("spawn: the logic has no service of this name")
-            name = src
-        elif isinstance(src, Machine):
-            name = src.id
-        else:
-            name = qualified_name(src)
+        name = source_name(src)
         if child_id is None:
             n = 1
             while f"{name}-{n}" in self.children:

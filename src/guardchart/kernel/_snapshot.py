@@ -53,8 +53,9 @@ class Drift(NamedTuple):
             none, or one that is no plain word.
         version: The chart's version now.
         dropped: Paths in the snapshot that the machine declares no longer, left out.
-        missing: Invoke ids of active states of which the snapshot knows nothing. Nothing
-            starts them but `restart_services`.
+        missing: Invoke ids of active states of which the snapshot knows nothing. They count
+            as running when it was taken: `interrupted` lists them (under a key no step gave,
+            ``"<id>@0"``) and `restart_services` starts them.
     """
 
     saved_version: str | None
@@ -178,15 +179,17 @@ def load_with_drift(
     Raises:
         SnapshotError: As `load`.
     """
-    found: object = parse_json(data, max_bytes) if type(data) is str else data
-    plain = _plain_dict(found, machine, max_bytes, max_depth)
+    if type(data) is str:
+        plain = _plain_dict(parse_json(data, max_bytes), machine, max_bytes, max_depth, owned=True)
+    else:
+        plain = _plain_dict(data, machine, max_bytes, max_depth)
     saved = _header(plain)
     misfit = _misfit(machine, saved)
     if misfit is not None:
         if migrate is None:
             raise misfit
         plain = _plain_dict(_migrated(migrate, plain, misfit), machine, max_bytes, max_depth)
-        check_keys(plain, "$", REQUIRED, KNOWN)
+        _frame(plain)
     lenient = misfit is not None or saved["logic"] != machine.logic_digest
     reader = LegalReader(machine, trusted, lenient)
     snapshot = reader.snapshot(plain)
@@ -317,17 +320,23 @@ class _Names:
         )
 
 
-def _plain_dict(found: object, machine: Machine, max_bytes: int, max_depth: int) -> dict[str, Any]:
+def _plain_dict(
+    found: object, machine: Machine, max_bytes: int, max_depth: int, *, owned: bool = False
+) -> dict[str, Any]:
     if type(found) is not dict:
         raise SnapshotError("a snapshot is an object, or JSON text of one")
-    return copy_json(found, max_bytes, max_depth, _Names(machine))[0]
+    return copy_json(found, max_bytes, max_depth, _Names(machine), owned=owned)[0]
+
+
+def _frame(data: dict[str, Any]) -> None:
+    check_keys(data, "$", REQUIRED, KNOWN)
+    if type(data["version"]) is not int or data["version"] != FORMAT:
+        raise SnapshotError(f"this release reads snapshot version {FORMAT}", path="$.version")
 
 
 def _header(data: dict[str, Any]) -> dict[str, Any]:
     """Check what has to hold before the snapshot can be told to fit or not."""
-    check_keys(data, "$", REQUIRED, KNOWN)
-    if type(data["version"]) is not int or data["version"] != FORMAT:
-        raise SnapshotError(f"this release reads snapshot version {FORMAT}", path="$.version")
+    _frame(data)
     saved = check_object(data["machine"], "$.machine")
     parts = ("id", "version", "shape", "logic")
     check_keys(saved, "$.machine", parts, parts)

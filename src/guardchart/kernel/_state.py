@@ -182,6 +182,12 @@ class Snapshot(tuple[int, str, Mapping[str, Any], Any, Rest]):
         rest = self[4]._replace(**fields) if fields else self[4]
         return Snapshot(rev, status, context, config, rest)
 
+    def __copy__(self) -> Snapshot:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Snapshot:
+        return self
+
     def __repr__(self) -> str:
         ids = ", ".join(sorted(self.state_ids))
         return f"<Snapshot rev={self[0]} {self[1]} [{ids}]>"

@@ -13,10 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from guardchart.errors import GuardchartError, StepError
-from guardchart.kernel._compile import Machine
 from guardchart.kernel._draft import clone
 from guardchart.kernel._effects import NO_EFFECTS, Effect, Effects, Send
 from guardchart.kernel._events import (
@@ -43,6 +42,9 @@ from guardchart.kernel._state import (
     Snapshot,
     Timer,
 )
+
+if TYPE_CHECKING:
+    from guardchart.kernel._compile import Machine
 
 __all__ = [
     "StepResult",

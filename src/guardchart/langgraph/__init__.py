@@ -1,9 +1,12 @@
 """LangGraph: a chart as a node, a router on its state, a ledger beside the checkpointer.
 
-See docs/bridges/langgraph.md.
+See docs/bridges/langgraph.md. The names are loaded when they are first used.
 """
 
 from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from guardchart._extras import (
     LANGGRAPH_TESTED,
@@ -13,12 +16,10 @@ from guardchart._extras import (
     warn_untested,
 )
 
-require("langgraph.graph", extra="langgraph")
-warn_untested("LangGraph", installed_version("langgraph"), LANGGRAPH_TESTED)
-
-from guardchart.langgraph._ledger import ledger_for  # noqa: E402
-from guardchart.langgraph._node import statechart_node  # noqa: E402
-from guardchart.langgraph._route import route_by_statechart  # noqa: E402
+if TYPE_CHECKING:
+    from guardchart.langgraph._ledger import ledger_for
+    from guardchart.langgraph._node import statechart_node
+    from guardchart.langgraph._route import route_by_statechart
 
 __all__ = [
     "LANGGRAPH_TESTED",
@@ -27,6 +28,28 @@ __all__ = [
     "route_by_statechart",
     "statechart_node",
 ]
+
+_MODULES = {
+    "ledger_for": "_ledger",
+    "route_by_statechart": "_route",
+    "statechart_node": "_node",
+}
+
+require("langgraph.graph", extra="langgraph")
+warn_untested("LangGraph", installed_version("langgraph"), LANGGRAPH_TESTED)
+
+
+def __getattr__(name: str) -> Any:
+    module = _MODULES.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
 
 
 def check_langgraph_version(version: str) -> None:

@@ -7,7 +7,7 @@ a turn adds is written back, under ids that a retry of the node repeats.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from langchain_core.messages import (
@@ -115,10 +115,7 @@ class Conversation:
                 "messages_key: the channel must hold a list of messages; "
                 "declare it as Annotated[list, add_messages]"
             )
-        if not all(isinstance(each, BaseMessage) for each in channel):
-            channel = _converted(channel)
-        self._ids = [each.id for each in channel]
-        self.before: list[dict[str, Any]] = [to_compact(each) for each in channel]
+        self._channel, self.before = _compacted(channel)
         last = self.before[-1] if self.before else None
         self.prompted = (
             last is not None
@@ -130,7 +127,7 @@ class Conversation:
             self.before.pop()
 
     def new(
-        self, kept: Iterable[Any], after: Sequence[Mapping[str, Any]], run: str
+        self, kept: Sequence[Any], after: Sequence[Mapping[str, Any]], run: str
     ) -> list[BaseMessage]:
         """Return what the channel has to gain, as LangChain messages.
 
@@ -143,34 +140,68 @@ class Conversation:
             The messages after the last one that was there before. A window cut at the front
             or a summary put there concerns the model; the channel keeps what was said.
         """
-        known = {id(each) for each in kept}
-        start = len(after)
-        while start and id(after[start - 1]) not in known:
-            start -= 1
-        if not start and known and after:
-            start = self._past_summary(after)
+        start = _after_the_last(kept, after)
         added = list(after[start:])
         if self.prompted and added and added[0].get("role") == "user":
             added.pop(0)
+        if not added:
+            return []
         n = self._last_number(run)
         return [from_compact(each, f"{run}-{n + 1 + i}") for i, each in enumerate(added)]
 
-    @staticmethod
-    def _past_summary(after: Sequence[Mapping[str, Any]]) -> int:
-        """Nothing old is left: everything was summarised; the newest turn is what was said."""
-        for index in range(len(after) - 1, -1, -1):
-            if after[index].get("role") == "user":
-                return index
-        return 0
-
     def _last_number(self, run: str) -> int:
         prefix, last = f"{run}-", 0
-        for each in self._ids:
-            if each and each.startswith(prefix):
-                tail = each[len(prefix) :]
+        for message in self._channel:
+            own = message.id
+            if own and own.startswith(prefix):
+                tail = own[len(prefix) :]
                 if tail.isascii() and tail.isdigit() and len(tail) < 16:
                     last = max(last, int(tail))
         return last
+
+
+def _compacted(channel: Sequence[Any]) -> tuple[Sequence[BaseMessage], list[dict[str, Any]]]:
+    """The channel as LangChain messages and in compact form.
+
+    A long conversation is read at every call of the node; the two classes that make up most of
+    it are taken apart here, without a call each.
+    """
+    compact: list[dict[str, Any]] = []
+    for message in channel:
+        kind = type(message)
+        if kind is HumanMessage or (kind is AIMessage and not message.tool_calls):
+            content = message.content
+            compact.append(
+                {
+                    "role": "user" if kind is HumanMessage else "assistant",
+                    "content": content if type(content) is str else _text(content),
+                }
+            )
+        elif isinstance(message, BaseMessage):
+            compact.append(to_compact(message))
+        else:
+            channel = _converted(channel)
+            return channel, [to_compact(each) for each in channel]
+    return channel, compact
+
+
+def _after_the_last(kept: Sequence[Any], after: Sequence[Mapping[str, Any]]) -> int:
+    """Where in ``after`` the messages begin that come after all that were kept."""
+    if not kept:
+        return 0
+    last = kept[-1]
+    for index in range(len(after) - 1, -1, -1):
+        if after[index] is last:
+            return index + 1
+    known = {id(each) for each in kept}
+    for index in range(len(after) - 1, -1, -1):
+        if id(after[index]) in known:
+            return index + 1
+    # Nothing old is left, so everything was summarised; the newest turn is what was said.
+    for index in range(len(after) - 1, -1, -1):
+        if after[index].get("role") == "user":
+            return index
+    return 0
 
 
 def _text(blocks: Any) -> str:

@@ -13,6 +13,7 @@ from guardchart.agents import WAITING_STATES
 from guardchart.errors import AgentConfigError
 from guardchart.langgraph._chart import as_machine
 from guardchart.langgraph._ledger import DeferredLedger
+from guardchart.langgraph._update import close
 from guardchart.langgraph._view import StatechartView
 from guardchart.langgraph._visit import Settings, Visit
 from guardchart.runtime import Interpreter, SyncInterpreter
@@ -70,7 +71,7 @@ class StatechartNode(Runnable[Any, Any]):
                     interpreter.settle(settings.serve_delay_s, waiting=WAITING_STATES)
             receipt = None if visit.event is None else interpreter.send(visit.event)
             interpreter.settle(settings.serve_delay_s, waiting=WAITING_STATES)
-            return visit.close(interpreter, receipt)
+            return close(visit, interpreter, receipt)
         finally:
             interpreter.stop()
 
@@ -98,7 +99,7 @@ class StatechartNode(Runnable[Any, Any]):
             if visit.event is not None:
                 receipt = await interpreter.send(visit.event, wait=True)
             await interpreter.settle(settings.serve_delay_s, waiting=WAITING_STATES)
-            return visit.close(interpreter, receipt)
+            return close(visit, interpreter, receipt)
         finally:
             interpreter.stop()
 
@@ -195,8 +196,9 @@ def statechart_node(
     _check_keys(state_key=state_key, event_key=event_key, messages_key=messages_key)
     if on_wait not in ("rest", "interrupt"):
         raise AgentConfigError('statechart_node: on_wait is "rest" or "interrupt"')
-    if not callable(event_from_state):
-        raise AgentConfigError("statechart_node: event_from_state must be callable")
+    _check_callables(event_from_state=event_from_state, result_to_state=result_to_state)
+    if not isinstance(serve_delay_s, int | float) or not 0 <= serve_delay_s < float("inf"):
+        raise AgentConfigError("statechart_node: serve_delay_s must be a number of seconds")
     if signed_approvals and seal is None:
         raise AgentConfigError("statechart_node: signed_approvals=True needs seal=")
     if messages_key is not None and not isinstance(built.context.get("messages"), list | tuple):
@@ -240,6 +242,19 @@ def _check_keys(**keys: str | None) -> None:
         raise AgentConfigError(
             "statechart_node: state_key, event_key and messages_key must be different entries"
         )
+
+
+def _check_callables(**functions: Any) -> None:
+    for name, function in functions.items():
+        if function is None and name == "result_to_state":
+            continue
+        if not callable(function):
+            raise AgentConfigError(f"statechart_node: {name} must be callable")
+        if inspect.iscoroutinefunction(function):
+            raise AgentConfigError(
+                f"statechart_node: {name} must be a plain function; what it needs to await "
+                "belongs into a node before or after this one, or into a service of the chart"
+            )
 
 
 def _check_retry(retry: RetryPolicy, serve_delay_s: float) -> None:

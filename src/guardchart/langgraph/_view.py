@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextvars
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from langgraph.errors import GraphBubbleUp
+
 from guardchart.kernel import Receipt, Snapshot
 
-__all__ = ["StatechartView", "TransitionStream", "receipt_json"]
+__all__ = ["BubbleUp", "StatechartView", "TransitionStream", "receipt_json", "refusal"]
 
 _REASON_CHARS = 500
+_TYPE_CHARS = 200
 
 
 class StatechartView:
@@ -70,7 +74,7 @@ def receipt_json(event_type: str | None, receipt: Receipt) -> dict[str, Any]:
     """
     error = receipt.error
     return {
-        "event": event_type,
+        "event": _shown(event_type),
         "status": receipt.status,
         "changed": receipt.changed,
         "denied": receipt.denied,
@@ -79,16 +83,44 @@ def receipt_json(event_type: str | None, receipt: Receipt) -> dict[str, Any]:
     }
 
 
+def refusal(status: str, event_type: str | None, reason: str) -> dict[str, Any]:
+    """Return the receipt of an event that is not sent at all.
+
+    Args:
+        status: ``"denied"`` or ``"dropped"``.
+        event_type: Its type; None for something that is no event.
+        reason: Why, in words.
+    """
+    return {
+        "event": _shown(event_type),
+        "status": status,
+        "changed": False,
+        "denied": status == "denied",
+        "reason": reason,
+        "error": None,
+    }
+
+
+def _shown(event_type: str | None) -> str | None:
+    """An event's type may come from anywhere: bounded, and text that every store can hold."""
+    if event_type is None or (event_type.isascii() and len(event_type) <= _TYPE_CHARS):
+        return event_type
+    return event_type[:_TYPE_CHARS].encode("utf-8", "replace").decode()
+
+
 class TransitionStream:
     """A plugin that writes every transition to LangGraph's custom stream.
 
     One item a macrostep: ids and event types, never context, payloads or messages.
     """
 
-    __slots__ = ("_event", "_write")
+    __slots__ = ("_context", "_event", "_write")
 
     def __init__(self, write: Callable[[Any], None]) -> None:
         self._write = write
+        # LangGraph's writer asks its context variables whose stream it is; a service may end,
+        # and the machine move, on a thread or in a callback that has others.
+        self._context = contextvars.copy_context()
         self._event: Any = None
 
     def on_event_received(self, interpreter: Any, event: Any) -> None:
@@ -100,12 +132,33 @@ class TransitionStream:
         # An engine event learns what it is called while it is stepped.
         event, self._event = self._event, None
         named = getattr(event, "event", None) or event
-        self._write(
+        self._context.copy().run(
+            self._write,
             {
                 "type": "statechart.transition",
                 "machine": interpreter.id,
                 "event": getattr(named, "type", None),
                 "from": sorted(from_ids),
                 "to": sorted(to_ids),
-            }
+            },
         )
+
+
+class BubbleUp:
+    """A plugin that stops the machine when a service asks LangGraph to pause or to leave.
+
+    ``interrupt()`` in a service, or a ``Command`` to a parent graph, is an exception on its way
+    to LangGraph; it is no failure, so no ``onError`` may take it.
+    """
+
+    __slots__ = ("error",)
+
+    def __init__(self) -> None:
+        self.error: GraphBubbleUp | None = None
+
+    def on_service_error(self, interpreter: Any, invocation: Any, error: Any) -> None:
+        if isinstance(error, GraphBubbleUp):
+            self.error = self.error or error
+            while interpreter.parent is not None:
+                interpreter = interpreter.parent
+            interpreter.stop()

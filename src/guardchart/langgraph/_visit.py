@@ -1,7 +1,4 @@
-"""One invocation of a statechart node: what it is handed, and what it hands back.
-
-Nothing here runs a machine; `_node` does, between `Visit.load` and `Visit.close`.
-"""
+"""One invocation of a statechart node: what it finds before anything runs."""
 
 from __future__ import annotations
 
@@ -13,31 +10,27 @@ from typing import Any
 
 from langgraph.config import get_config
 from langgraph.runtime import Runtime, get_runtime
-from langgraph.types import Command, interrupt
+from langgraph.types import interrupt
 
 from guardchart.agents import WAITING_STATES, pending_approval
 from guardchart.errors import (
     AgentConfigError,
-    QueueFullError,
     SnapshotTamperedError,
     StepError,
-    StoreError,
 )
 from guardchart.gate import verify_decision
 from guardchart.kernel import (
     Event,
     Machine,
-    Receipt,
     Snapshot,
     active_nodes,
     as_event,
-    dump,
     interrupted,
     load,
 )
 from guardchart.langgraph._messages import Conversation
 from guardchart.langgraph._state import check_clearable, is_blank, parse_snapshot, read_key
-from guardchart.langgraph._view import StatechartView, TransitionStream, receipt_json
+from guardchart.langgraph._view import BubbleUp, StatechartView, TransitionStream, refusal
 
 __all__ = ["Settings", "Visit"]
 
@@ -45,9 +38,10 @@ _FINISHED = (
     "finished: this conversation has ended; for a next turn on the same thread pass "
     "event_key=, which clears the event once it is consumed, or multi_turn=True"
 )
+_TAMPERED = "tampered: the snapshot's seal does not fit, and nothing of it was kept"
+# The writer of a run that nobody streams.
+_UNHEARD = Runtime().stream_writer
 _DECISIONS = frozenset({"HUMAN_APPROVED", "HUMAN_REJECTED", "HUMAN_DECIDED"})
-# The machine could not take an event at all; with `fail`, an action's own error says so itself.
-_HOST_FAULTS = (StepError, StoreError, QueueFullError)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -75,30 +69,40 @@ class Settings:
 
 
 class Visit:
-    """One invocation: identity, snapshot and event as found; the update at the end.
+    """One invocation: identity, snapshot and event, as they are found.
 
     Attributes:
         event: The event to send, None where the node is only re-entered.
+        consumed: Whether the state's event is used up, whatever becomes of it.
+        loaded: The snapshot as it was found, None where there was none.
         snapshot: The snapshot to go on from, None where the machine starts afresh.
         own: Whether a seal vouches for it, so that services may be restarted.
+        tampered: Whether its seal did not fit, so that nothing of it is left.
+        rewrite: Whether it is written back even if nothing happens.
+        receipt: What is known of the event's fate before it is sent: a refusal.
+        conversation: The messages of ``messages_key``.
+        bubble: Holds what a service wants LangGraph to see.
+        kept: The very message objects the chart starts with.
     """
 
     __slots__ = (
-        "_conversation",
         "_entry",
-        "_event_consumed",
-        "_kept",
-        "_loaded",
-        "_receipt",
-        "_rewrite",
+        "bubble",
         "config",
+        "consumed",
+        "conversation",
         "event",
+        "kept",
+        "loaded",
         "own",
+        "receipt",
+        "rewrite",
         "runtime",
         "scope",
         "settings",
         "snapshot",
         "state",
+        "tampered",
         "thread",
     )
 
@@ -112,16 +116,18 @@ class Visit:
         self.event: Event | None = None
         self.snapshot: Snapshot | None = None
         self.own = False
-        self._conversation: Conversation | None = None
-        self._event_consumed = False
-        self._kept: list[Any] = []
-        self._loaded: Snapshot | None = None
-        self._receipt: dict[str, Any] | None = None
+        self.tampered = False
+        self.bubble = BubbleUp()
+        self.conversation: Conversation | None = None
+        self.consumed = False
+        self.kept: Any = ()
+        self.loaded: Snapshot | None = None
+        self.receipt: dict[str, Any] | None = None
         self._check_state()
         entry = read_key(state, settings.state_key)
         self._entry = None if is_blank(entry) else entry
         # A snapshot that came as text is written back as a dict, whatever happens to it.
-        self._rewrite = isinstance(entry, str)
+        self.rewrite = isinstance(entry, str)
 
     # What is found
 
@@ -146,15 +152,17 @@ class Visit:
                 state key.
             SnapshotError: The snapshot is not one of this machine.
         """
-        asks = False
+        waits = False
         if self._entry is not None:
-            self.snapshot = self._loaded = self._load_snapshot()
-            asks = self.settings.interrupts and self._asks(self.snapshot)
-        if not asks or self._event_waits():
+            self.snapshot = self.loaded = self._load_snapshot()
+            waits = self.settings.interrupts and self._waits(self.snapshot)
+        if not waits or self._event_waits():
             self.event = self._read_event()
-            self._event_consumed = self.event is not None
-        elif self.runtime is not None:
+            self.consumed = self.event is not None
+        elif self.runtime is not None and not self._is_due(self.snapshot):
             self._ask()
+        if self.tampered:
+            self._refuse("denied", _TAMPERED)
         if self.settings.signed_approvals:
             self._check_signature()
         if self.snapshot is not None and self.snapshot.status != "active":
@@ -163,9 +171,10 @@ class Visit:
 
     def plugins(self, is_async: bool) -> list[Any]:
         """The plugins of this invocation: the custom stream's, and the bound ones."""
-        found: list[Any] = []
-        if self.runtime is not None:
-            found.append(TransitionStream(self.runtime.stream_writer))
+        found: list[Any] = [self.bubble]
+        runtime = self.runtime
+        if runtime is not None and runtime.stream_writer is not _UNHEARD:
+            found.append(TransitionStream(runtime.stream_writer))
         for plugin in self.settings.plugins:
             bind = getattr(plugin, "bind_invocation", None)
             found.append(plugin if bind is None else bind(self.config, is_async=is_async))
@@ -183,133 +192,12 @@ class Visit:
 
     def started(self, interpreter: Any) -> None:
         """Take up the conversation once the machine is started, before any event."""
-        conversation = self._conversation
+        conversation = self.conversation
         if conversation is None:
             return
-        if self._loaded is None and conversation.before:
+        if self.loaded is None and conversation.before:
             interpreter.update_context({"messages": conversation.before})
-        self._kept = list(interpreter.snapshot.context.get("messages") or ())
-
-    # What is handed back
-
-    def close(self, interpreter: Any, receipt: Receipt | None) -> Any:
-        """Return the node's update.
-
-        Raises:
-            BaseException: What broke the machine, where an action, a guard or an unhandled
-                service did: the app's error, raised as it is, so that LangGraph's
-                ``RetryPolicy`` sees its class. The graph state keeps the snapshot it had.
-        """
-        settings = self.settings
-        snapshot: Snapshot = interpreter.snapshot
-        self._raise_fault(interpreter, snapshot, receipt)
-        if receipt is not None:
-            event_type = None if self.event is None else self.event.type
-            self._receipt = receipt_json(event_type, receipt)
-        update: dict[str, Any] = {}
-        before = self._loaded
-        if (
-            before is None
-            or self._receipt is not None
-            or snapshot.rev != before.rev
-            or snapshot.status != before.status
-            or self._rewrite
-        ):
-            update = self._written(self._dumped(interpreter, snapshot), snapshot)
-        if settings.event_key is not None and self._event_consumed:
-            update[settings.event_key] = None
-        if settings.result_to_state is None:
-            return update
-        view = StatechartView(snapshot, self._receipt)
-        return self._merged(update, settings.result_to_state(view, self.state))
-
-    def _written(self, data: dict[str, Any], snapshot: Snapshot) -> dict[str, Any]:
-        settings = self.settings
-        update: dict[str, Any] = {settings.state_key: data}
-        if self._conversation is not None:
-            added = self._conversation.new(
-                self._kept, snapshot.context.get("messages") or (), snapshot.run or ""
-            )
-            if added:
-                update[settings.messages_key or ""] = added
-        if settings.seal is not None:
-            thread, machine = self._sealed_for()
-            data["seal"] = settings.seal.sign(data, thread=thread, machine=machine)
-        if self._receipt is not None:
-            data["receipt"] = self._receipt
-        return update
-
-    def _dumped(self, interpreter: Any, snapshot: Snapshot) -> dict[str, Any]:
-        """The snapshot as JSON types, without a conversation that the channel holds.
-
-        Raises:
-            AgentConfigError: Nobody could load it again.
-        """
-        if self._conversation is None:
-            data: dict[str, Any] = interpreter.dump()
-        elif interpreter.actors:
-            data = interpreter.dump()
-            data["context"]["messages"] = []
-        else:
-            data = dump(snapshot.replace(context={**snapshot.context, "messages": []}))
-        if self.settings.seal is None and (
-            data.get("sends") or any("spawned" in each for each in data["children"].values())
-        ):
-            raise AgentConfigError(
-                f"statechart_node: {snapshot.machine.id!r} rests with a delayed send or a spawned "
-                "actor, which load only from a sealed snapshot; pass seal="
-            )
-        return data
-
-    def _merged(self, update: dict[str, Any], result: Any) -> Any:
-        if result is None:
-            return update
-        if isinstance(result, Command):
-            extra = {} if result.update is None else result.update
-            if isinstance(extra, list | tuple):
-                extra = dict(extra)
-            if not isinstance(extra, Mapping):
-                raise AgentConfigError(
-                    "result_to_state: a Command's update must be a dict, a list of pairs or None"
-                )
-            return dataclasses.replace(result, update=self._joined(update, extra))
-        if not isinstance(result, Mapping):
-            raise AgentConfigError(
-                "result_to_state must return a dict, a Command or None, "
-                f"not {type(result).__name__}"
-            )
-        return self._joined(update, result)
-
-    def _joined(self, update: dict[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
-        settings = self.settings
-        if settings.state_key in extra:
-            raise AgentConfigError(
-                f"result_to_state must not write {settings.state_key!r}: "
-                "the key is reserved for statechart_node"
-            )
-        joined = {**update, **extra}
-        key = settings.messages_key
-        if key is not None and key in update and key in extra:
-            more = extra[key]
-            joined[key] = [*update[key], *(more if isinstance(more, list) else [more])]
-        return joined
-
-    def _raise_fault(self, interpreter: Any, snapshot: Snapshot, receipt: Receipt | None) -> None:
-        if snapshot.status == "error" and (self._loaded is None or self._loaded.status != "error"):
-            error = interpreter.error
-            if isinstance(error, BaseException):
-                raise error
-            raise StepError(f"the machine {snapshot.machine.id!r} failed")
-        for fault in interpreter.faults:
-            if isinstance(fault, _HOST_FAULTS):
-                raise fault
-        if receipt is not None and receipt.error is not None and self._undecided(receipt):
-            raise receipt.error
-
-    @staticmethod
-    def _undecided(receipt: Receipt) -> bool:
-        """Whether the event was denied because deciding about it raised, not by the chart."""
-        return receipt.denied and (receipt.reason or "").endswith("while deciding")
+        self.kept = interpreter.snapshot.context.get("messages") or ()
 
     # Parts
 
@@ -338,8 +226,14 @@ class Visit:
 
     def _run(self) -> str:
         """A nonce for a machine that starts now; the same again when LangGraph retries."""
-        info = getattr(self.runtime, "execution_info", None)
-        task_id = getattr(info, "task_id", None)
+        runtime = self.runtime
+        if runtime is None:
+            return uuid.uuid4().hex
+        task_id = getattr(getattr(runtime, "execution_info", None), "task_id", None)
+        if not task_id:
+            # Before LangGraph 1.1 only the namespace's last part tells: "agent:<task id>".
+            namespace = (get_config().get("configurable") or {}).get("checkpoint_ns")
+            task_id = namespace.rpartition(":")[2] if isinstance(namespace, str) else None
         return str(task_id) if task_id else uuid.uuid4().hex
 
     def _now_ms(self) -> float:
@@ -374,7 +268,7 @@ class Visit:
             return
         prompt = None if self.event is None else self.event.payload.get("prompt")
         conversation = Conversation(read_key(self.state, key), prompt)
-        self._conversation = conversation
+        self.conversation = conversation
         if self.snapshot is not None:
             context = {**self.snapshot.context, "messages": conversation.before}
             self.snapshot = self.snapshot.replace(context=context)
@@ -385,13 +279,13 @@ class Visit:
         data.pop("receipt", None)
         seal = data.pop("seal", None)
         if settings.seal is not None:
-            thread, machine = self._sealed_for()
+            thread, machine = self.sealed_for()
             if not settings.seal.fits(seal, data, thread=thread, machine=machine):
                 return self._refuse_tampered()
             self.own = True
         return load(settings.machine, data, trusted=self.own)
 
-    def _sealed_for(self) -> tuple[str, str]:
+    def sealed_for(self) -> tuple[str, str]:
         if self.scope is None:
             raise AgentConfigError(
                 "statechart_node: a seal is bound to the thread; compile the graph with a "
@@ -410,17 +304,22 @@ class Visit:
                 f"state[{settings.state_key!r}]: the snapshot's seal is missing or does not fit; "
                 "nothing of it was kept"
             )
-        self._rewrite = True
+        self.tampered = self.rewrite = True
         return ended  # type: ignore[no-any-return]
 
     def _check_signature(self) -> None:
         event = self.event
         if event is None or event.type not in _DECISIONS:
             return
-        thread, _ = self._sealed_for()
+        thread, _ = self.sealed_for()
         if not verify_decision(self.settings.seal, event, thread):
+            self._refuse("denied", "the decision is not signed")
+
+    def _refuse(self, status: str, reason: str) -> None:
+        """Do not send the event; its receipt says why."""
+        if self.event is not None:
+            self.receipt = refusal(status, self.event.type, reason)
             self.event = None
-            self._receipt = _refusal("denied", event.type, "the decision is not signed")
 
     def _go_on_after_the_end(self, snapshot: Snapshot) -> None:
         """A finished conversation begins its next turn, where the caller asked for turns."""
@@ -428,22 +327,24 @@ class Visit:
         if event is None or event.type != "START" or settings.agent is None:
             return
         if settings.event_key is None and not settings.multi_turn:
-            self.event = None
-            self._receipt = _refusal("dropped", event.type, _FINISHED)
+            self._refuse("dropped", _FINISHED)
             return
         following = settings.agent.next_turn(settings.machine, snapshot, event)
         if following is not None:
             self.snapshot = following
 
-    def _asks(self, snapshot: Snapshot) -> bool:
-        """Whether to interrupt: it waits for somebody, and nothing else is to be done first."""
-        if snapshot.status != "active" or interrupted(snapshot):
-            return False
+    def _waits(self, snapshot: Snapshot) -> bool:
+        """Whether the chart waits for somebody, whom an interrupt is to ask."""
+        return snapshot.status == "active" and any(
+            "waiting" in node.tags or node.key in WAITING_STATES for node in active_nodes(snapshot)
+        )
+
+    def _is_due(self, snapshot: Snapshot | None) -> bool:
+        """Whether something happens on entry that the question would come too early for."""
+        if snapshot is None or interrupted(snapshot):
+            return True
         now = self._now_ms()
-        if any(timer.due_at <= now for timer in snapshot.timers.values()):
-            return False
-        nodes = active_nodes(snapshot)
-        return any("waiting" in node.tags or node.key in WAITING_STATES for node in nodes)
+        return any(timer.due_at <= now for timer in snapshot.timers.values())
 
     def _ask(self) -> None:
         assert self.snapshot is not None
@@ -459,18 +360,7 @@ class Visit:
             self.event = as_event(answer)
         except StepError:
             # Raising here would raise again at every later resume: the answer is stored.
-            self._receipt = _refusal("denied", None, "the answer is not an event")
-
-
-def _refusal(status: str, event_type: str | None, reason: str) -> dict[str, Any]:
-    return {
-        "event": event_type,
-        "status": status,
-        "changed": False,
-        "denied": status == "denied",
-        "reason": reason,
-        "error": None,
-    }
+            self.receipt = refusal("denied", None, "the answer is not an event")
 
 
 def _runtime() -> Runtime[Any] | None:

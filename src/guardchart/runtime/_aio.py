@@ -1,4 +1,4 @@
-"""The asynchronous interpreter: steps run inline, services are tasks.
+"""The asynchronous interpreter: steps run inline, services are tasks or worker threads.
 
 A step is a plain function call, so an event is processed where it is sent. Only a hook
 that blocks (a ledger on disk) moves processing into a task of its own.
@@ -8,28 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import deque
-from collections.abc import Collection, Generator, Mapping
+import contextvars
+import inspect
+from collections.abc import Callable, Collection, Generator, Mapping
 from typing import Any, ClassVar, Self
 
 from guardchart.errors import NotSupportedError, QueueFullError, StepError
-from guardchart.kernel import EngineEvent, Event, Machine, Receipt, as_event, done, failed
-from guardchart.runtime._base import ENGINE, OUTSIDE, SELF, AnyEvent, InterpreterBase, _receipt
+from guardchart.kernel import Event, Receipt, as_event
+from guardchart.runtime._base import InterpreterBase, reached, serving_due
+from guardchart.runtime._core import INSIDE, OUTSIDE, Entry
 from guardchart.runtime._services import Invocation, call_service, is_async_service
-from guardchart.runtime._sync import _Ended, reached, rests
 from guardchart.runtime._workers import WORKERS
 
 __all__ = ["Interpreter"]
-
-
-class _Entry:
-    __slots__ = ("event", "future", "origin", "receipt")
-
-    def __init__(self, event: AnyEvent, origin: str) -> None:
-        self.event = event
-        self.origin = origin
-        self.receipt: Receipt | None = None
-        self.future: asyncio.Future[Receipt] | None = None
 
 
 class _Sent:
@@ -37,7 +28,7 @@ class _Sent:
 
     __slots__ = ("_entry", "_loop", "_wait")
 
-    def __init__(self, entry: _Entry, wait: bool, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, entry: Entry, wait: bool, loop: asyncio.AbstractEventLoop) -> None:
         self._entry = entry
         self._wait = wait
         self._loop = loop
@@ -47,8 +38,9 @@ class _Sent:
         if not self._wait:
             return None
         if entry.receipt is None:
-            entry.future = self._loop.create_future()
-            yield from entry.future
+            future: asyncio.Future[Receipt] = self._loop.create_future()
+            entry.waiter = lambda receipt: None if future.done() else future.set_result(receipt)
+            yield from future
         return entry.receipt
 
 
@@ -56,7 +48,8 @@ class Interpreter(InterpreterBase):
     """Runs a machine on the running event loop; see `InterpreterBase` for the arguments.
 
     ``start()`` begins at once and may be awaited; it gives the interpreter. Sync services
-    run on worker threads with their context variables.
+    run on worker threads with their context variables. Everything but `post` belongs on the
+    loop's own thread.
 
     Example:
         >>> import asyncio
@@ -74,23 +67,22 @@ class Interpreter(InterpreterBase):
 
     engine: ClassVar[str] = "async"
 
-    def __init__(self, machine: Machine, **options: Any) -> None:
-        super().__init__(machine, **options)
-        self._queue: deque[_Entry] = deque()
-        self._tasks: dict[str, asyncio.Task[Any]] = {}
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._driving = False
-        self._pump: asyncio.Task[None] | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._armed: float | None = None
-        self._changed: list[asyncio.Future[None]] = []
-        self._self_sent = 0
+    _loop: asyncio.AbstractEventLoop | None = None
+    _pump: asyncio.Task[None] | None = None
+    _timer: asyncio.TimerHandle | None = None
+    _armed: float | None = None
+    _armed_for: Any = None
+    _computing = 0
+    _waiters: tuple[asyncio.Future[None], ...] = ()
 
     def start(self) -> Self:
         """Enter the initial configuration (or take up the snapshot); may be awaited.
 
         Raises:
             NotSupportedError: No event loop is running; use ``SyncInterpreter``.
+            StepError: The initial macrostep does not come to rest, or an invoke's input raised
+                while services were restarted. Nothing was started.
+            ChartError: An actor of the snapshot cannot be restored.
         """
         if self._state != "uninitialized":
             return self
@@ -98,16 +90,16 @@ class Interpreter(InterpreterBase):
             self._loop = asyncio.get_running_loop()
         except RuntimeError:
             raise NotSupportedError(
-                "Interpreter.start() needs a running event loop; call it in a coroutine, "
-                "or use SyncInterpreter"
+                "Interpreter is async: start() needs a running event loop; call it in a "
+                "coroutine, or use SyncInterpreter"
             ) from None
-        self._driving = True
-        try:
-            self._begin()
-        finally:
-            self._driving = False
+        self._begin()
+        self._arm()
         self._drive()
         return self
+
+    def _join(self, parent: Any) -> None:
+        self._loop = parent._loop
 
     def __await__(self) -> Generator[Any, None, Self]:
         yield from asyncio.sleep(0).__await__()
@@ -124,199 +116,175 @@ class Interpreter(InterpreterBase):
             **payload: The payload, when ``event`` is a type.
 
         Returns:
-            An awaitable: None, or with ``wait`` the receipt. It need not be awaited.
+            An awaitable: None, or with ``wait`` the receipt. It need not be awaited. A machine
+            that is done, in error or stopped drops the event.
 
         Raises:
-            StepError: The interpreter was never started.
+            StepError: The interpreter was never started, or this is no event.
             QueueFullError: ``max_queue`` events are waiting; this one was not accepted.
         """
-        loop = self._loop
-        if loop is None:
-            raise StepError(f"{self.id} has not been started; call start() first")
-        entry = _Entry(self._outside(event, payload), OUTSIDE)
-        self._push(entry)
-        self._drive()
-        return _Sent(entry, wait, loop)
+        made = as_event(event, payload or None)
+        return _Sent(self._accept(made, OUTSIDE), wait, self._started())
 
     def post(self, event: str | Mapping[str, Any] | Event, **payload: Any) -> None:
-        """Queue an event from inside or from another thread."""
+        """Queue an event from inside, or from another thread; see `InterpreterBase.post`."""
         made = as_event(event, payload or None)
-        self._plugins.call("on_before_send", self, made)
-        self._from_anywhere(_Entry(made, SELF))
-
-    def _from_anywhere(self, entry: _Entry) -> None:
-        loop = self._loop
-        if loop is None:
-            raise StepError(f"{self.id} has not been started; call start() first")
+        loop = self._started()
         try:
             here = asyncio.get_running_loop() is loop
         except RuntimeError:
             here = False
         if here:
-            self._push(entry)
-            self._drive()
+            self._accept(made, INSIDE)
         else:
-            loop.call_soon_threadsafe(self._accept, entry)
+            loop.call_soon_threadsafe(self._accept_late, made)
 
-    def _accept(self, entry: _Entry) -> None:
+    def _accept_late(self, event: Event) -> None:
         try:
-            self._push(entry)
+            self._accept(event, INSIDE)
         except QueueFullError as error:
-            self.faults.append(error)
-        else:
-            self._drive()
+            self._fault(error)
 
-    def _push(self, entry: _Entry) -> None:
-        if len(self._queue) >= self.max_queue and entry.origin != ENGINE:
-            raise QueueFullError(f"{self.id}: {self.max_queue} events are waiting already")
-        self._queue.append(entry)
-
-    def _put(self, event: AnyEvent, origin: str) -> Any:
-        self._accept(_Entry(event, origin))
+    def _started(self) -> asyncio.AbstractEventLoop:
+        if self._loop is None or self._state == "uninitialized":
+            raise StepError(f"{self.id} has not been started; call start() first")
+        return self._loop
 
     # Driving
-
-    def _blocks(self, entry: _Entry) -> bool:
-        """Whether the hook would block the loop for this event."""
-        hook = self._hook
-        if hook is None:
-            return False
-        ledger = self._ledger or self.logic.attachments.get("ledger")
-        if not getattr(ledger, "blocking", False):
-            return False
-        concerns = getattr(hook, "concerns", None)
-        return concerns is None or bool(concerns(self.snapshot, entry.event))
 
     def _drive(self) -> None:
         if self._driving or self._pump is not None:
             return
         queue = self._queue
         self._driving = True
-        self._self_sent = 0
         try:
             while queue:
-                if self._blocks(queue[0]):
-                    assert self._loop is not None
-                    self._pump = self._loop.create_task(self._pump_queue())
+                if self._hook is not None and self._blocks(queue[0]):
+                    self._pump = self._started().create_task(self._pump_queue())
                     break
                 self._take(queue.popleft())
         finally:
             self._driving = False
         self._notify()
 
+    def _blocks(self, entry: Entry) -> bool:
+        """Whether the hook would block the loop for this event."""
+        ledger = self._ledger
+        if ledger is None:
+            ledger = self.logic.attachments.get("ledger")
+        if not getattr(ledger, "blocking", False) or self._state != "running":
+            return False
+        concerns = getattr(self._hook, "concerns", None)
+        try:
+            return concerns is None or bool(concerns(self.snapshot, entry.event))
+        except Exception:
+            return True
+
     async def _pump_queue(self) -> None:
         """Process the queue with the hook's blocking part on a worker thread."""
-        try:
-            while self._queue:
-                entry = self._queue.popleft()
-                if self._blocks(entry):
-                    await asyncio.wrap_future(WORKERS.submit(self._decide, entry))
-                self._driving = True
-                try:
-                    self._take(entry)
-                finally:
-                    self._driving = False
-                    self._verdict = None
-        finally:
-            self._pump = None
-            self._notify()
-
-    def _decide(self, entry: _Entry) -> None:
-        self._verdict = self._ask_hook(entry.event, entry.origin)
-
-    def _take(self, entry: _Entry) -> None:
-        if entry.origin == SELF:
-            self._self_sent += 1
-            if self._self_sent > self.max_queue:
-                self.faults.append(
-                    StepError(f"{self.id} sent itself more than {self.max_queue} events in a row")
+        while self._queue:
+            if self._blocks(self._queue[0]):
+                event, origin = self._queue[0].event, self._queue[0].origin
+                self._verdict = await asyncio.wrap_future(
+                    WORKERS.submit(self._ask_hook, event, origin)
                 )
-                self._queue.clear()
-                return
-        elif entry.origin == OUTSIDE:
-            self._self_sent = 0
-        entry.receipt = self._apply(entry.event, entry.origin)
-        if entry.future is not None and not entry.future.done():
-            entry.future.set_result(entry.receipt)
+            self._driving = True
+            try:
+                self._take(self._queue.popleft())
+            finally:
+                self._driving = False
+                self._verdict = None
+        self._pump = None
+        self._arm()
+        self._notify()
 
     def _notify(self) -> None:
-        """Wake whoever waits for a change in `settle`."""
-        waiting, self._changed = self._changed, []
-        for future in waiting:
-            if not future.done():
-                future.set_result(None)
+        """Wake whoever waits for a change, here or in a parent."""
+        each: Interpreter | None = self
+        while each is not None:
+            if each._waiters:
+                waiters, each._waiters = each._waiters, ()
+                for future in waiters:
+                    if not future.done():
+                        future.set_result(None)
+            each = each.parent
+
+    def quiet(self) -> bool:
+        """Whether nothing is queued or being processed (services may be in flight)."""
+        return (
+            super().quiet()
+            and self._pump is None
+            and all(actor.quiet() for actor in self.actors.values())
+        )
 
     # Services
 
     def _start_service(self, invocation: Invocation) -> None:
-        assert self._loop is not None
-        self._tasks[invocation.key] = self._loop.create_task(
-            self._run(invocation), name=f"guardchart:{self.id}:{invocation.id}"
-        )
+        if is_async_service(invocation.service):
+            self._start_task(invocation, call_service, self, invocation)
+            return
+        loop = self._started()
+        # What follows from the outcome sees the variables of whoever started the service.
+        context = contextvars.copy_context()
 
-    async def _run(self, invocation: Invocation) -> None:
+        def ended(output: Any, error: BaseException | None) -> None:
+            # The loop may have been closed while a body hung on.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(self._land, invocation, output, error, context=context)
+
+        self._computing += 1
+        self._flying[invocation.key] = _nothing
+        WORKERS.start(ended, call_service, self, invocation)
+
+    def _land(self, invocation: Invocation, output: Any, error: BaseException | None) -> None:
+        """What a service gave on its thread: its outcome, or something still to be awaited."""
+        self._computing -= 1
+        if inspect.isawaitable(output) and self._current(invocation):
+            self._start_task(invocation, _itself, output)
+            return
+        if inspect.iscoroutine(output):
+            output.close()
+        self._finish(invocation, output, error)
+        self._notify()
+
+    def _start_task(self, invocation: Invocation, fn: Callable[..., Any], *args: Any) -> None:
+        task = self._started().create_task(
+            self._run(invocation, fn, *args), name=f"guardchart:{self.id}:{invocation.id}"
+        )
+        self._flying[invocation.key] = task.cancel
+
+    async def _run(self, invocation: Invocation, fn: Callable[..., Any], *args: Any) -> None:
+        output: Any = None
+        failure: BaseException | None = None
         try:
-            if is_async_service(invocation.service):
-                output = await call_service(self, invocation)
-            else:
-                output = await asyncio.wrap_future(WORKERS.submit(call_service, self, invocation))
-                if hasattr(output, "__await__"):
-                    output = await output
+            output = await fn(*args)
         except asyncio.CancelledError:
-            self._tasks.pop(invocation.key, None)
-            self._notify()
             task = asyncio.current_task()
             if task is not None and task.cancelling():
+                self._flying.pop(invocation.key, None)
+                self._notify()
                 raise
-            self._finish(invocation, None, NotSupportedError("the service cancelled itself"))
+            failure = NotSupportedError("the service was cancelled, but not by the machine")
         except Exception as error:
-            self._finish(invocation, None, error)
-        else:
-            self._finish(invocation, output, None)
-
-    def _finish(
-        self, invocation: Invocation, output: Any, error: BaseException | None
-    ) -> None:
-        self._tasks.pop(invocation.key, None)
-        child = self.snapshot.children.get(invocation.id)
-        if child is None or child.key != invocation.key or self._state != "running":
-            self._charge_late(invocation, output if error is None else error)
-            self._notify()
-            return
-        self._settled(invocation, output, error)
-        key = invocation.key
-        self._put(done(key, output) if error is None else failed(key, error), ENGINE)
-
-    def _charge_late(self, invocation: Invocation, outcome: Any) -> None:
-        late = getattr(invocation.service, "late", None)
-        if late is not None and self._state == "running":
-            updates = late(self.snapshot.context, outcome)
-            if updates:
-                self.update_context(updates)
-
-    def _stop_child(self, name: str) -> None:
-        super()._stop_child(name)
-        for key, task in list(self._tasks.items()):
-            if key.rpartition("@")[0] == name:
-                task.cancel()
-                self._tasks.pop(key, None)
-
-    def _adopt(self, actor: InterpreterBase, invocation: Invocation) -> None:
-        self.actors[actor.id] = actor
-        actor.use(_Ended(self, invocation))
-        try:
-            actor.start()  # type: ignore[attr-defined]
-        except Exception as error:
-            self.actors.pop(actor.id, None)
-            self._settled(invocation, None, error)
-            self._put(failed(invocation.key, error), ENGINE)
+            failure = error
+        self._finish(invocation, output, failure)
+        self._notify()
 
     # Time
 
-    def _after_commit(self) -> None:
-        if self.clock.simulated:
+    def _commit(self, *args: Any) -> None:
+        super()._commit(*args)
+        self._arm()
+
+    def _arm(self) -> None:
+        """Have the loop call at the next deadline of this machine; children arm their own."""
+        if self.clock.simulated or self._loop is None or self._snapshot is None:
             return
-        due = self.next_due()
+        rest = self._snapshot[4] if self._state == "running" else None
+        if rest is self._armed_for:
+            return
+        self._armed_for = rest
+        due = self._own_due()
         at = None if due is None else due[0]
         if at == self._armed:
             return
@@ -324,51 +292,43 @@ class Interpreter(InterpreterBase):
             self._timer.cancel()
             self._timer = None
         self._armed = at
-        if at is not None and self._loop is not None:
+        if at is not None:
             delay_s = max(0.0, (at - self.clock.now_ms()) / 1000.0)
             self._timer = self._loop.call_later(delay_s, self._on_timer)
 
     def _on_timer(self) -> None:
-        self._armed = None
-        self._timer = None
-        self.fire_due()
-        self._after_commit()
+        self._armed = self._armed_for = self._timer = None
+        # A queue that is being processed arms again when it is done.
+        if self.fire_due() or self._pump is None:
+            self._arm()
 
-    def fire_due(self) -> None:
-        """Deliver every timer that is due, in order of ``(due_at, id)``."""
-        for _ in range(self.max_queue):
-            event = self._due_event()
-            if event is None or any(_same(each.event, event) for each in self._queue):
-                return
-            self._put(event, ENGINE)
-            if self._pump is not None or self._driving:
-                return
+    def fire_due(self) -> bool:
+        """Deliver every timer that is due, in order of ``(due_at, id)``.
+
+        Returns:
+            False where the next one has to wait for what is being processed.
+        """
+        while self._fire_next():
+            pass
+        return self.quiet()
 
     def fire_overdue(self) -> None:
         """Fire what is due; the node's and the store hosts' first act after ``start``."""
-        if self.next_due() is not None:
-            self.fire_due()
+        self.fire_due()
 
     @property
     def busy(self) -> bool:
         """Whether anything is queued, being processed or in flight, children included."""
-        return bool(
-            self._queue
-            or self._driving
-            or self._pump is not None
-            or self._tasks
-            or any(actor.busy for actor in self.actors.values() if isinstance(actor, Interpreter))
-        )
+        return not self.quiet() or self._in_flight()
 
-    def quiet(self) -> bool:
-        """Whether nothing is queued or being processed (services may be in flight)."""
-        return not self._queue and not self._driving and self._pump is None
+    def computing(self) -> bool:
+        """Whether a synchronous service runs on a thread, here or in a child machine."""
+        return self._computing > 0 or any(actor.computing() for actor in self.actors.values())
 
     async def changed(self) -> None:
         """Wait until something was processed, a service ended or a deadline fired."""
-        assert self._loop is not None
-        future = self._loop.create_future()
-        self._changed.append(future)
+        future = self._started().create_future()
+        self._waiters = (*self._waiters, future)
         await future
 
     async def idle(self) -> None:
@@ -386,55 +346,53 @@ class Interpreter(InterpreterBase):
         """Wait until nothing is in flight and the machine rests, ends or faces a long delay.
 
         Args:
-            serve_delay_s: The longest delay that is waited for, in seconds. Under a
-                ``SimulatedClock`` any delay is waited for: somebody must move the clock.
+            serve_delay_s: How long delays this call may wait for in all, in seconds of the
+                machine's clock: one that does not fit any more is left to the next call.
+                Under a ``SimulatedClock`` somebody must move the clock meanwhile.
             waiting: Keys of states that rest whatever their timers, beside those tagged
                 ``waiting``.
             until: Keys or ids of states to stop in.
         """
+        left_ms = serve_delay_s * 1000.0
         while self._state == "running" and not reached(self, until):
+            resting_since = None
             if not self.busy:
-                due = self.next_due()
-                if due is None or rests(self, waiting):
-                    return
-                remaining_s = (due[0] - self.clock.now_ms()) / 1000.0
-                if not self.clock.simulated and remaining_s > serve_delay_s:
+                due = serving_due(self, waiting)
+                resting_since = self.clock.now_ms()
+                if due is None or due - resting_since > left_ms:
                     return
             await self.changed()
+            if resting_since is not None:
+                left_ms -= self.clock.now_ms() - resting_since
 
-    def stop(self) -> Self:
-        """Stop: cancel timers and services, run no exit actions, keep the snapshot."""
-        if self._state in ("running", "uninitialized"):
-            running = self._state == "running"
-            self._state = "stopped"
-            self._release()
-            self._quit_children()
-            self.clock.detach(self)
-            if running:
-                self._plugins.call("on_interpreter_stop", self)
-            self._notify()
-        return self
+    # The end
 
-    def _finish_life(self) -> None:
-        super()._finish_life()
-        self._release()
-        parent = self.parent
-        if isinstance(parent, Interpreter):
-            parent._notify()
-
-    def _release(self) -> None:
+    def _quit(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
+        self._timer = self._armed = self._armed_for = None
         current = None
         with contextlib.suppress(RuntimeError):
             current = asyncio.current_task()
-        for task in self._tasks.values():
-            if task is not current:
-                task.cancel()
-        self._tasks.clear()
+        if current is not None:
+            # A service that stops its own machine may finish what it is about.
+            own = current.cancel
+            self._flying = {k: cancel for k, cancel in self._flying.items() if cancel != own}
+        super()._quit()
+        if self._pump is not None and self._pump is not current:
+            self._pump.cancel()
+            self._pump = None
+            queue = list(self._queue)
+            self._queue.clear()
+            for entry in queue:
+                entry.receipt = self._refused("dropped", f"the machine is {self._state}")
+                self._answer(entry)
+        self._notify()
 
 
-def _same(queued: AnyEvent, event: EngineEvent) -> bool:
-    """Whether this deadline waits in the queue already."""
-    return isinstance(queued, EngineEvent) and queued.kind == "fired" and queued.key == event.key
+async def _itself(awaitable: Any) -> Any:
+    return await awaitable
+
+
+def _nothing() -> None:
+    """A body on a thread cannot be cancelled; it is abandoned."""

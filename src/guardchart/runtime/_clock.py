@@ -3,33 +3,41 @@
 from __future__ import annotations
 
 import asyncio
-import heapq
-import itertools
+import contextvars
+import os
 import threading
 import time
 import weakref
-from collections.abc import Awaitable, Coroutine
-from typing import Any, Final, Protocol
+from collections.abc import Awaitable, Generator
+from typing import Any, ClassVar, Final, Protocol
+
+from guardchart.errors import StepError
+from guardchart.runtime._workers import WORKERS
 
 __all__ = ["ALARMS", "Clock", "SimulatedClock", "SystemClock", "Timed"]
 
 _IDLE_S: Final = 1.0
 _DRAIN_ROUNDS: Final = 25
+_GRACE_S: Final = 0.1
+_MAX_ROUNDS: Final = 1_000
 
 
 class Timed(Protocol):
-    """What a clock needs of an interpreter."""
+    """What a clock needs of an interpreter. Child machines are their root's to serve."""
 
-    engine: str
+    engine: ClassVar[str]
 
     def next_due(self) -> tuple[float, str] | None:
         """The earliest deadline as ``(due_at in epoch ms, timer id)``, or None."""
 
-    def fire_due(self) -> None:
-        """Deliver every timer whose deadline has passed, in order of ``(due_at, id)``."""
+    def fire_due(self) -> bool:
+        """Deliver every timer whose deadline has passed; False if that has to wait."""
 
     def quiet(self) -> bool:
         """Whether nothing is queued or being processed right now."""
+
+    def computing(self) -> bool:
+        """Whether a synchronous service runs on a thread."""
 
 
 class Clock(Protocol):
@@ -37,9 +45,14 @@ class Clock(Protocol):
 
     simulated: bool
 
-    def now_ms(self) -> float: ...
-    def attach(self, interpreter: Timed) -> None: ...
-    def detach(self, interpreter: Timed) -> None: ...
+    def now_ms(self) -> float:
+        """The time, epoch milliseconds."""
+
+    def attach(self, interpreter: Timed) -> None:
+        """An interpreter starts to live by this clock."""
+
+    def detach(self, interpreter: Timed) -> None:
+        """It ended or was stopped."""
 
 
 class SystemClock:
@@ -48,6 +61,7 @@ class SystemClock:
     simulated = False
 
     def now_ms(self) -> float:
+        """The wall clock, epoch milliseconds."""
         return time.time() * 1000.0
 
     def attach(self, interpreter: Timed) -> None:
@@ -75,16 +89,21 @@ class SimulatedClock:
     def __init__(self, wall_start: float = 0.0) -> None:
         self._start_ms = float(wall_start) * 1000.0
         self._now_ms = self._start_ms
-        self._attached: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._rounds = 0
+        # In order of attachment, which decides between deadlines that are equal.
+        self._attached: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()
 
     def now_ms(self) -> float:
+        """The simulated time, epoch milliseconds."""
         return self._now_ms
 
     def attach(self, interpreter: Timed) -> None:
-        self._attached.add(interpreter)
+        """Fire this interpreter's timers, too, when the time moves."""
+        self._attached[interpreter] = None
 
     def detach(self, interpreter: Timed) -> None:
-        self._attached.discard(interpreter)
+        """Leave this interpreter alone from here on."""
+        self._attached.pop(interpreter, None)
 
     def increment(self, ms: float) -> Awaitable[None] | None:
         """Move on by ``ms`` milliseconds; see `set`."""
@@ -96,10 +115,12 @@ class SimulatedClock:
         Returns:
             None outside an event loop, with every due timer fired in order. Inside one, an
             awaitable; once awaited, due timers have fired in order and the attached
-            interpreters are drained.
+            interpreters are drained: whatever could go on without time passing has gone on. A
+            service on a thread is given a tenth of a second each time.
 
         Raises:
             ValueError: The time lies before the present; the clock is unchanged.
+            StepError: Timers of no delay follow one another without end.
         """
         return self._move(self._start_ms + ms)
 
@@ -114,7 +135,7 @@ class SimulatedClock:
         if any(each.engine == "async" for each in self._attached):
             return self._run_async(target_ms)
         self._run(target_ms)
-        return _nothing()
+        return _Done()
 
     def _next(self, target_ms: float) -> Any | None:
         """The interpreter with the earliest deadline up to ``target_ms``; time moves to it."""
@@ -124,15 +145,19 @@ class SimulatedClock:
             due = each.next_due()
             if due is not None and due[0] <= target_ms and (best is None or due < best):
                 best, owner = due, each
-        if best is None:
-            self._now_ms = target_ms
-            return None
-        self._now_ms = max(self._now_ms, best[0])
+        moved = max(self._now_ms, target_ms if best is None else best[0])
+        self._rounds = 0 if moved > self._now_ms else self._rounds + 1
+        if self._rounds > _MAX_ROUNDS + len(self._attached):
+            raise StepError("timers without delay follow one another; the clock cannot go on")
+        self._now_ms = moved
         return owner
 
     def _run(self, target_ms: float) -> None:
         while (owner := self._next(target_ms)) is not None:
-            owner.fire_due()
+            if not owner.fire_due():
+                # Moved by an action or a hook: its machine goes on with it when that is over.
+                self._now_ms = max(self._now_ms, target_ms)
+                return
 
     async def _run_async(self, target_ms: float) -> None:
         await self._drain()
@@ -143,31 +168,56 @@ class SimulatedClock:
     async def _drain(self) -> None:
         """Let tasks that can go on without time passing go on."""
         calm = 0
+        patience = time.monotonic() + _GRACE_S
         while calm < _DRAIN_ROUNDS:
             await asyncio.sleep(0)
-            calm = calm + 1 if all(each.quiet() for each in list(self._attached)) else 0
+            attached = list(self._attached)
+            if not all(each.quiet() for each in attached):
+                calm = 0
+            elif any(each.computing() for each in attached) and time.monotonic() < patience:
+                await asyncio.sleep(0.001)
+                calm = 0
+            else:
+                calm += 1
 
 
-def _nothing() -> Coroutine[Any, Any, None]:
-    async def done() -> None:
-        return None
+class _Done:
+    """Awaitable, done already, and no warning where nobody awaits it."""
 
-    return done()
+    def __await__(self) -> Generator[Any, None, None]:
+        return
+        yield
 
 
 class _Alarms:
-    """One daemon thread that wakes synchronous interpreters at their next deadline."""
+    """One daemon thread that wakes synchronous interpreters at their next deadline.
+
+    It only looks at the time: what a deadline sets off runs on a worker, so that no machine
+    holds up another's deadlines.
+    """
 
     def __init__(self) -> None:
+        self._reset()
+        if hasattr(os, "register_at_fork"):  # a forked child has no such thread
+            os.register_at_fork(after_in_child=self._reset)
+
+    def _reset(self) -> None:
         self._changed = threading.Condition()
-        self._heap: list[tuple[float, int, weakref.ref[Any]]] = []
-        self._count = itertools.count()
+        self._due: weakref.WeakKeyDictionary[Any, tuple[float, contextvars.Context]]
+        self._due = weakref.WeakKeyDictionary()
         self._running = False
 
-    def set(self, interpreter: Timed, due_ms: float) -> None:
-        """Call ``interpreter.fire_due()`` on the alarm thread at ``due_ms`` (epoch ms)."""
+    def set(self, owner: Any, due_ms: float | None) -> None:
+        """Call ``owner.ring()`` on a worker at ``due_ms`` (epoch ms), once; None for never.
+
+        A later call replaces an earlier one. An owner that nothing else refers to any more is
+        forgotten.
+        """
         with self._changed:
-            heapq.heappush(self._heap, (due_ms, next(self._count), weakref.ref(interpreter)))
+            if due_ms is None:
+                self._due.pop(owner, None)
+                return
+            self._due[owner] = (due_ms, contextvars.copy_context())
             if not self._running:
                 self._running = True
                 threading.Thread(target=self._run, name="guardchart-alarms", daemon=True).start()
@@ -175,21 +225,35 @@ class _Alarms:
                 self._changed.notify()
 
     def _run(self) -> None:
-        while True:
-            with self._changed:
-                if not self._heap and not self._changed.wait_for(lambda: self._heap, _IDLE_S):
-                    self._running = False
-                    return
-                due_ms, _, ref = self._heap[0]
-                wait_s = due_ms / 1000.0 - time.time()
-                if wait_s > 0:
-                    self._changed.wait(min(wait_s, 3600.0))
-                    continue
-                heapq.heappop(self._heap)
-            interpreter = ref()
-            if interpreter is not None:
-                interpreter.fire_due()
-            del interpreter
+        # The frames that hold owners end before the next wait: none is kept alive here.
+        while self._ring(self._ripe()):
+            pass
+
+    def _ripe(self) -> list[tuple[Any, contextvars.Context]] | None:
+        """Wait; what is due then, or None when nothing was left to wait for."""
+        with self._changed:
+            if not self._due and not self._changed.wait_for(lambda: bool(self._due), _IDLE_S):
+                self._running = False
+                return None
+            now = time.time() * 1000.0
+            ripe = [(owner, at[1]) for owner, at in self._due.items() if at[0] <= now]
+            for owner, _ in ripe:
+                del self._due[owner]
+            if not ripe:
+                first = min((at[0] for at in self._due.values()), default=now)
+                self._changed.wait(min(max(first - now, 0.0) / 1000.0, 3600.0))
+            return ripe
+
+    def _ring(self, ripe: list[tuple[Any, contextvars.Context]] | None) -> bool:
+        if ripe is None:
+            return False
+        for owner, context in ripe:
+            context.run(WORKERS.start, _ignore, owner.ring)
+        return True
+
+
+def _ignore(output: Any, error: BaseException | None) -> None:
+    """A deadline's worker has nothing to tell."""
 
 
 ALARMS: Final = _Alarms()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import contextvars
+import os
 import threading
-from collections.abc import Callable
-from concurrent.futures import Future, InvalidStateError
+from collections.abc import Awaitable, Callable
 from typing import Any, Final
+
+from guardchart.runtime._workers import Ended
 
 __all__ = ["LOOPS", "LoopThread"]
 
@@ -17,34 +18,46 @@ class LoopThread:
     """Runs coroutines for synchronous callers; the loop starts with the first one."""
 
     def __init__(self) -> None:
+        self._reset()
+        if hasattr(os, "register_at_fork"):  # a forked child has no such thread
+            os.register_at_fork(after_in_child=self._reset)
+
+    def _reset(self) -> None:
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    def submit(self, fn: Callable[..., Any], /, *args: Any) -> Future[Any]:
-        """Await ``fn(*args)`` on the loop thread, in a copy of the caller's context.
+    def start(
+        self, ended: Ended, fn: Callable[..., Awaitable[Any]], /, *args: Any
+    ) -> Callable[[], None]:
+        """Await ``fn(*args)`` on the loop thread, in a copy of the caller's context variables.
+
+        Args:
+            ended: Called on the loop thread with the outcome; must return at once.
+            fn: Called on the loop thread; what it returns is awaited.
+            *args: Its arguments.
 
         Returns:
-            Its future. Cancelling it cancels the task.
+            What cancels the task; safe from any thread.
         """
         context = contextvars.copy_context()
-        outcome: Future[Any] = Future()
         loop = self._running_loop()
+        task: asyncio.Task[Any] | None = None
 
         async def main() -> Any:
             return await fn(*args)
 
         def begin() -> None:
+            nonlocal task
             task = loop.create_task(main(), context=context)
+            task.add_done_callback(lambda done: _tell(done, ended))
 
-            def cancel(future: Future[Any]) -> None:
-                if future.cancelled():
-                    loop.call_soon_threadsafe(task.cancel)
-
-            outcome.add_done_callback(cancel)
-            task.add_done_callback(lambda done: _copy(done, outcome))
+        def cancel() -> None:
+            if task is not None:
+                task.cancel()
 
         loop.call_soon_threadsafe(begin)
-        return outcome
+        # What is scheduled later runs later: the task exists when it is cancelled.
+        return lambda: _discard(loop.call_soon_threadsafe(cancel))
 
     def _running_loop(self) -> asyncio.AbstractEventLoop:
         with self._lock:
@@ -56,17 +69,19 @@ class LoopThread:
             return self._loop
 
 
-def _copy(task: asyncio.Task[Any], outcome: Future[Any]) -> None:
+def _discard(handle: asyncio.Handle) -> None:
+    """Nobody needs the handle."""
+
+
+def _tell(task: asyncio.Task[Any], ended: Ended) -> None:
     if task.cancelled():
-        outcome.cancel()
+        ended(None, asyncio.CancelledError())
         return
     error = task.exception()
-    # The waiting thread may cancel between any two lines here; it wants no outcome then.
-    with contextlib.suppress(InvalidStateError):
-        if error is not None:
-            outcome.set_exception(error)
-        else:
-            outcome.set_result(task.result())
+    if error is not None:
+        ended(None, error)
+    else:
+        ended(task.result(), None)
 
 
 LOOPS: Final = LoopThread()

@@ -5,14 +5,17 @@ A hook that raises is logged by class name and never disturbs the machine.
 
 from __future__ import annotations
 
+import inspect
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Protocol
+
+from guardchart.errors import NotSupportedError
 
 if TYPE_CHECKING:
     from guardchart.kernel import Event
 
-__all__ = ["HOOKS", "Plugin", "Plugins"]
+__all__ = ["HOOKS", "Plugin", "Plugins", "contained"]
 
 _LOG = logging.getLogger("guardchart")
 
@@ -34,24 +37,44 @@ HOOKS = (
 class Plugin(Protocol):
     """The hooks a plugin may have. None is required; this protocol documents them all.
 
-    ``on_before_send`` sees an event when it is queued, ``on_event_received`` when its step
-    begins; both get the same ``Event`` object. ``on_transition`` is called once a macrostep
-    that was taken, with the leaf ids before and after.
+    Hooks run where the step runs, one at a time. What they send is queued behind what they are
+    told about, and `update_context` is theirs to call.
     """
 
-    def on_interpreter_start(self, interpreter: Any) -> None: ...
-    def on_interpreter_stop(self, interpreter: Any) -> None: ...
-    def on_before_send(self, interpreter: Any, event: Event) -> None: ...
-    def on_event_received(self, interpreter: Any, event: Event) -> None: ...
+    def on_interpreter_start(self, interpreter: Any) -> None:
+        """The machine entered its initial states, or took up its snapshot."""
+
+    def on_interpreter_stop(self, interpreter: Any) -> None:
+        """The machine ended, or was stopped; called once."""
+
+    def on_before_send(self, interpreter: Any, event: Event) -> None:
+        """An event was queued, by whomever; not called for what the engine reports."""
+
+    def on_event_received(self, interpreter: Any, event: Event) -> None:
+        """The step of an event begins; the same ``Event`` object as in ``on_before_send``."""
+
     def on_transition(
         self, interpreter: Any, from_ids: frozenset[str], to_ids: frozenset[str], taken: Any
-    ) -> None: ...
-    def on_service_start(self, interpreter: Any, invocation: Any, input: Any) -> None: ...
-    def on_service_done(self, interpreter: Any, invocation: Any, output: Any) -> None: ...
-    def on_service_error(self, interpreter: Any, invocation: Any, error: Any) -> None: ...
-    def on_context(self, interpreter: Any, updates: dict[str, Any]) -> None: ...
-    def on_done(self, interpreter: Any, output: Any) -> None: ...
-    def on_error(self, interpreter: Any, error: Any) -> None: ...
+    ) -> None:
+        """A macrostep took a transition: leaf ids before and after, and its `Receipt`."""
+
+    def on_service_start(self, interpreter: Any, invocation: Any, input: Any) -> None:
+        """A service or child machine is about to start; see `Invocation`."""
+
+    def on_service_done(self, interpreter: Any, invocation: Any, output: Any) -> None:
+        """It gave its output, which its machine is told next."""
+
+    def on_service_error(self, interpreter: Any, invocation: Any, error: Any) -> None:
+        """It raised."""
+
+    def on_context(self, interpreter: Any, updates: dict[str, Any]) -> None:
+        """`update_context` wrote these keys."""
+
+    def on_done(self, interpreter: Any, output: Any) -> None:
+        """The machine reached its end."""
+
+    def on_error(self, interpreter: Any, error: Any) -> None:
+        """A fault put the machine into ``error``."""
 
 
 class Plugins:
@@ -66,21 +89,32 @@ class Plugins:
             self.add(item)
 
     def add(self, plugin: Any) -> None:
+        """Attach a plugin.
+
+        Raises:
+            NotSupportedError: One of its hooks is async; the plugin is not attached.
+        """
+        found = {hook: getattr(plugin, hook, None) for hook in HOOKS}
+        for hook, call in found.items():
+            if inspect.iscoroutinefunction(call):
+                raise NotSupportedError(
+                    f"{type(plugin).__name__}.{hook} is async; hooks are called, not awaited"
+                )
         self.items = (*self.items, plugin)
-        for hook in HOOKS:
-            call = getattr(plugin, hook, None)
+        for hook, call in found.items():
             if callable(call):
                 self._calls[hook] = (*self._calls.get(hook, ()), call)
 
     def call(self, hook: str, *args: Any) -> None:
         """Call ``hook`` of every plugin that has it; what one raises is logged, not raised."""
         for each in self._calls.get(hook, ()):
-            try:
-                each(*args)
-            except Exception as error:
-                _LOG.warning(
-                    "plugin %s.%s raised %s",
-                    type(getattr(each, "__self__", each)).__name__,
-                    hook,
-                    type(error).__name__,
-                )
+            contained(hook, each, *args)
+
+
+def contained(what: str, call: Callable[..., Any], *args: Any) -> None:
+    """Call an observer; what it raises is logged by class name and goes no further."""
+    try:
+        call(*args)
+    except Exception as error:
+        owner = type(getattr(call, "__self__", call)).__name__
+        _LOG.warning("%s of %s raised %s", what, owner, type(error).__name__)

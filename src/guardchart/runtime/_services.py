@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from guardchart.kernel import Machine, Snapshot, StateNode, StreamEvent
+from guardchart.kernel import Machine, Snapshot, StateNode, StreamEvent, service_form
 
 if TYPE_CHECKING:
     from guardchart.runtime._base import InterpreterBase
 
-__all__ = ["Invocation", "ServiceScope", "call_service", "is_async_service"]
+__all__ = ["Invocation", "ServiceScope", "async_services", "call_service", "is_async_service"]
 
 
 class Invocation(NamedTuple):
@@ -87,10 +87,7 @@ class ServiceScope:
     @property
     def active(self) -> bool:
         """Whether this very invocation is still what its state is waiting for."""
-        child = self._interpreter.snapshot.children.get(self.invocation.id)
-        return (
-            child is not None and child.key == self.invocation.key and child.status == "active"
-        )
+        return self._interpreter._current(self.invocation)
 
     @property
     def host(self) -> Any:
@@ -125,31 +122,19 @@ _FORMS: Final[weakref.WeakKeyDictionary[Any, int]] = weakref.WeakKeyDictionary()
 
 
 def _form(service: Callable[..., Any]) -> int:
-    """3 for ``(scope, context, event)``, 1 for ``(input)``; what the signature binds first."""
+    """3 for ``(scope, context, event)``, 1 for ``(input)``; read from a signature once."""
     declared = getattr(service, "__guardchart_form__", None)
     if isinstance(declared, int):
         return declared
+    # A bound method is made anew at each access; its function stays.
+    key = getattr(service, "__func__", service)
     try:
-        known = _FORMS.get(service)
-        if known is not None:
-            return known
-    except TypeError:
-        known = None
-    try:
-        signature = inspect.signature(service)
-        try:
-            signature.bind(None, None, None)
-            form = 3
-        except TypeError:
-            signature.bind(None)
-            form = 1
-    except (TypeError, ValueError):
-        form = 3
-    try:
-        _FORMS[service] = form
-    except TypeError:
-        pass
-    return form
+        known = _FORMS.get(key)
+        if known is None:
+            known = _FORMS[key] = service_form(service)
+    except TypeError:  # not to be kept in a weak table
+        return service_form(service)
+    return known
 
 
 def call_service(interpreter: InterpreterBase, invocation: Invocation) -> Any:
@@ -174,3 +159,29 @@ def is_async_service(service: Any) -> bool:
     return inspect.iscoroutinefunction(target) or inspect.iscoroutinefunction(
         getattr(target, "__call__", None)  # noqa: B004
     )
+
+
+_ASYNC: Final[weakref.WeakKeyDictionary[Machine, tuple[str, ...]]] = weakref.WeakKeyDictionary()
+
+
+def async_services(machine: Machine) -> tuple[str, ...]:
+    """The names of the async services a machine invokes, those of its child machines included."""
+    known = _ASYNC.get(machine)
+    if known is None:
+        found: set[str] = set()
+        _collect_async(machine, found, set())
+        known = _ASYNC[machine] = tuple(sorted(found))
+    return known
+
+
+def _collect_async(machine: Machine, found: set[str], seen: set[int]) -> None:
+    if id(machine) in seen:
+        return
+    seen.add(id(machine))
+    services = getattr(machine.logic, "services", None) or {}
+    for name in {invoke.src for node in machine.order for invoke in node.invokes}:
+        service = services.get(name)
+        if isinstance(service, Machine):
+            _collect_async(service, found, seen)
+        elif is_async_service(service):
+            found.add(name)

@@ -1,57 +1,166 @@
 """The synchronous interpreter: one caller drives, everybody else queues.
 
-A service runs in the caller's thread, unless a deadline is pending: then it runs on a
-worker thread and is abandoned when the deadline fires, so a hung body delays nothing.
+A service runs in the caller's thread, unless a deadline is pending somewhere in the machine:
+then it runs on a worker thread and is abandoned when its state is left, so that a hung body
+delays nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
 import inspect
+import queue
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
-from concurrent.futures import Future
-from typing import Any, ClassVar, Final, NamedTuple, Self
+from threading import get_ident
+from typing import Any, ClassVar, Final, Self, Unpack
 
-from guardchart.errors import NotSupportedError, QueueFullError, StepError
-from guardchart.kernel import Event, Machine, Receipt, active_nodes, as_event, done, failed
-from guardchart.runtime._base import ENGINE, OUTSIDE, SELF, AnyEvent, InterpreterBase, _receipt
+from guardchart.errors import NotSupportedError, StepError
+from guardchart.kernel import Event, Machine, Receipt, as_event
+from guardchart.runtime._base import InterpreterBase, reached, serving_due
 from guardchart.runtime._clock import ALARMS
+from guardchart.runtime._core import INSIDE, OUTSIDE, Entry, Options
 from guardchart.runtime._loops import LOOPS
-from guardchart.runtime._services import Invocation, call_service, is_async_service
+from guardchart.runtime._services import (
+    Invocation,
+    async_services,
+    call_service,
+    is_async_service,
+)
 from guardchart.runtime._workers import WORKERS
 
 __all__ = ["SyncInterpreter"]
 
-
-class _Entry:
-    """A queued event and, for a caller in another thread, the place of its receipt."""
-
-    __slots__ = ("event", "origin", "receipt", "waiter")
-
-    def __init__(self, event: AnyEvent, origin: str) -> None:
-        self.event = event
-        self.origin = origin
-        self.receipt: Receipt | None = None
-        self.waiter: threading.Event | None = None
+_LONGEST_WAIT_S: Final = 3600.0
 
 
-class _Job(NamedTuple):
-    invocation: Invocation
-    future: Future[Any]
+class _Tree:
+    """A root interpreter and its child machines: one thread at a time drives them all.
 
+    ``inbox`` is what other threads want done: events, results, a wish to wake up. Whoever
+    releases the tree looks there once more, so that nothing is left lying.
+    """
 
-_LATE: Final = "late"
+    __slots__ = ("inbox", "jobs", "lock", "owner", "root", "tick")
+
+    def __init__(self, root: SyncInterpreter) -> None:
+        self.root = root
+        self.lock = threading.Lock()
+        self.owner = 0
+        self.inbox: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
+        self.jobs: deque[tuple[SyncInterpreter, Invocation]] = deque()
+        self.tick = False
+
+    def enter(self, *, wait: bool = False) -> bool:
+        """Become the driver; False where another thread is, and this one does not wait."""
+        if not self.lock.acquire(wait):
+            return False
+        self.owner = get_ident()
+        return True
+
+    def leave(self) -> None:
+        """Stop driving, unless there is more to do and nobody else to do it."""
+        while True:
+            root = self.root
+            snapshot = root._snapshot
+            if snapshot is None or snapshot[4] is not root._armed_for or root.actors:
+                root._arm()
+            self.owner = 0
+            self.lock.release()
+            if (self.inbox.empty() and not self.tick) or not self.enter():
+                return
+            try:
+                self.run()
+            except BaseException:
+                self.owner = 0
+                self.lock.release()
+                raise
+
+    def deliver(self, item: Callable[[], Any] | None) -> None:
+        """Have something done by the driver, or by a worker where there is none."""
+        self.inbox.put(item)
+        if not self.lock.locked():
+            WORKERS.start(_ignore, self.pump)
+
+    def pump(self) -> None:
+        """Do what is in the inbox, unless somebody does."""
+        if self.enter():
+            try:
+                self.run()
+            finally:
+                self.leave()
+
+    def call(self, fn: Callable[[], Any]) -> Any:
+        """Have the driver, another thread, call ``fn``; wait for it and return its result."""
+        answers: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
+
+        def item() -> None:
+            try:
+                answers.put((fn(), None))
+            except BaseException as error:
+                answers.put((None, error))
+                if not isinstance(error, Exception):
+                    raise
+
+        self.inbox.put(item)
+        self.pump()
+        answer, error = answers.get()
+        if error is not None:
+            raise error
+        return answer
+
+    def run(self) -> None:
+        """Go on until nothing is queued or in flight; the caller is the driver."""
+        inbox, jobs = self.inbox, self.jobs
+        while True:
+            if not inbox.empty():
+                self.receive(0.0)
+            elif jobs:
+                interpreter, invocation = jobs.popleft()
+                interpreter._run_job(invocation)
+            elif self.tick:
+                self.tick = self.root._fire_next()
+            elif self.root._in_flight():
+                self.wait()
+            else:
+                return
+
+    def wait(self) -> None:
+        """Wait for a result, an event or a deadline, whichever comes first."""
+        due = self.root.next_due()
+        if due is None or self.root.clock.simulated:
+            self.receive(None)
+            return
+        wait_s = (due[0] - self.root.clock.now_ms()) / 1000.0
+        if wait_s <= 0 or not self.receive(wait_s):
+            self.tick = True
+
+    def receive(self, wait_s: float | None) -> bool:
+        """Do one thing from the inbox; False where none came in time."""
+        try:
+            item = self.inbox.get(
+                wait_s != 0.0, None if wait_s is None else min(wait_s, _LONGEST_WAIT_S)
+            )
+        except queue.Empty:
+            return False
+        if item is not None:
+            item()
+        return True
 
 
 class SyncInterpreter(InterpreterBase):
     """Runs a machine in the caller's thread; see `InterpreterBase` for the arguments.
 
+    Deadlines that fall due while nobody calls are delivered by a thread of the library's own.
+    It keeps no interpreter alive: keep a reference, and call ``stop()``.
+
     Args:
         allow_async: Run async services too, on one loop thread shared by the process, with
             the caller's context variables. Without it they are refused at ``start()``.
+        manual_timers: Deadlines are delivered only inside a call (`settle`, `fire_due`, or
+            while a service runs), never in the background.
 
     Example:
         >>> from guardchart import create_machine
@@ -64,36 +173,51 @@ class SyncInterpreter(InterpreterBase):
 
     engine: ClassVar[str] = "sync"
 
-    def __init__(self, machine: Machine, *, allow_async: bool = False, **options: Any) -> None:
+    def __init__(
+        self,
+        machine: Machine,
+        *,
+        allow_async: bool = False,
+        manual_timers: bool = False,
+        **options: Unpack[Options],
+    ) -> None:
         super().__init__(machine, **options)
+        self.manual_timers = manual_timers
         self._allow_async = allow_async
-        self._queue: deque[_Entry] = deque()
-        self._jobs: deque[Invocation] = deque()
-        self._running: _Job | None = None
-        self._mutex = threading.Lock()
-        self._wake = threading.Event()
-        self._driver: int | None = None
+        self._tree = _Tree(self)
         self._armed: float | None = None
-        self._self_sent = 0
-        self.manual_timers = False
+        self._armed_for: Any = None
 
     def start(self) -> Self:
         """Enter the initial configuration (or take up the snapshot); run to quiet.
 
         Raises:
             NotSupportedError: The logic has an async service and ``allow_async`` is off.
+            StepError: The initial macrostep does not come to rest, or an invoke's input raised
+                while services were restarted. Nothing was started.
+            ChartError: An actor of the snapshot cannot be restored.
         """
         if self._state != "uninitialized":
             return self
-        with self._mutex:
-            self._driver = threading.get_ident()
+        if not self._allow_async:
+            for name in async_services(self.machine):
+                raise NotSupportedError(
+                    f"service {name!r} is async and not supported by SyncInterpreter; "
+                    "use Interpreter, allow_async=True, or a sync service"
+                )
+        tree = self._tree
+        tree.enter(wait=True)
         try:
             self._begin()
-        except BaseException:
-            self._driver = None
-            raise
-        self._drive()
+            self._drive()
+            tree.run()
+        finally:
+            tree.leave()
         return self
+
+    def _join(self, parent: Any) -> None:
+        self._tree = parent._tree
+        self._allow_async = parent._allow_async
 
     def send(
         self, event: str | Mapping[str, Any] | Event, *, wait: bool = False, **payload: Any
@@ -107,262 +231,189 @@ class SyncInterpreter(InterpreterBase):
 
         Returns:
             The receipt of the event's macrostep. From inside an action or hook the event is
-            only queued and the receipt is ``ignored`` with the reason "queued". A machine
-            that is done, in error or stopped drops the event.
+            only queued and the receipt is ``ignored`` with the reason "queued". While another
+            thread drives the machine, that thread processes the event, and this call returns
+            with its receipt. A machine that is done, in error or stopped drops the event.
 
         Raises:
-            StepError: The interpreter was never started.
+            StepError: The interpreter was never started, or this is no event.
             QueueFullError: ``max_queue`` events are waiting; this one was not accepted.
         """
+        made = event if type(event) is Event and not payload else as_event(event, payload or None)
         if self._state == "uninitialized":
             raise StepError(f"{self.id} has not been started; call start() first")
-        return self._submit(_Entry(self._outside(event, payload), OUTSIDE))
+        tree = self._tree
+        me = get_ident()
+        if tree.owner == me:
+            return self._accept(made, OUTSIDE).receipt or self._refused("ignored", "queued")
+        if not tree.lock.acquire(False):
+            self._check_room(tree.inbox.qsize())
+            entry: Entry = tree.call(lambda: self._accept(made, OUTSIDE))
+            return entry.receipt or self._refused("ignored", "queued")
+        tree.owner = me
+        try:
+            if self._queue or self._plugins.items:
+                receipt = self._accept(made, OUTSIDE).receipt
+            else:
+                self._driving = True
+                try:
+                    receipt = self._apply(made, OUTSIDE)
+                finally:
+                    self._driving = False
+                if self._queue:
+                    self._streak = 0
+                    self._drive()
+            root = tree.root
+            if tree.jobs or root._flying or root.actors:
+                tree.run()
+        finally:
+            tree.leave()
+        return receipt or self._refused("dropped", "the machine was interrupted")
 
     def post(self, event: str | Mapping[str, Any] | Event, **payload: Any) -> None:
         """Queue an event from inside; see `InterpreterBase.post`."""
         made = as_event(event, payload or None)
-        self._plugins.call("on_before_send", self, made)
-        entry = _Entry(made, SELF)
-        with self._mutex:
-            self._push(entry)
-            driven = self._driver is not None
-        if driven:
-            self._wake.set()
-        else:
-            self._try_drive()
+        tree = self._tree
+        if tree.owner == get_ident():
+            self._accept(made, INSIDE)
+            return
+        self._check_room(tree.inbox.qsize())
+        tree.deliver(lambda: self._accept(made, INSIDE))
 
-    def _submit(self, entry: _Entry) -> Receipt:
-        me = threading.get_ident()
-        with self._mutex:
-            self._push(entry)
-            if self._driver is None:
-                self._driver = me
-            elif self._driver == me:
-                return _receipt("ignored", "queued", self.current_state_ids)
-            else:
-                entry.waiter = threading.Event()
-        if entry.waiter is not None:
-            self._wake.set()
-            entry.waiter.wait()
-        else:
-            self._drive()
-        return entry.receipt or _receipt("dropped", "stopped", self.current_state_ids)
+    def update_context(self, updates: Mapping[str, Any]) -> None:
+        """Write context outside a step; see `InterpreterCore.update_context`.
 
-    def _push(self, entry: _Entry) -> None:
-        if len(self._queue) >= self.max_queue and entry.origin != ENGINE:
-            raise QueueFullError(f"{self.id}: {self.max_queue} events are waiting already")
-        self._queue.append(entry)
+        From another thread than the one that drives the machine it is written between two
+        steps.
+        """
+        write = super().update_context
+        self._as_driver(lambda: write(updates))
 
-    def _put(self, event: AnyEvent, origin: str) -> Any:
-        entry = _Entry(event, origin)
-        with self._mutex:
-            try:
-                self._push(entry)
-            except QueueFullError as error:
-                self.faults.append(error)
-                return None
-            driven = self._driver is not None
-        if driven:
-            self._wake.set()
-        else:
-            self._try_drive()
-        return None
+    def fail_interrupted(self) -> None:
+        """Tell the machine of every service that was running when its snapshot was taken.
 
-    # Driving
+        Each gets ``failed(key, ServiceInterruptedError)``, a full step, run to quiet.
+        """
+        fail = super().fail_interrupted
+        self._as_driver(fail)
 
-    def _try_drive(self) -> None:
-        with self._mutex:
-            if self._driver is not None:
-                self._wake.set()
-                return
-            self._driver = threading.get_ident()
-        self._drive()
-
-    def _drive(self) -> None:
-        """Process until quiet. The caller has made itself the driver."""
-        queue = self._queue
-        self._self_sent = 0
+    def _as_driver(self, fn: Callable[[], Any]) -> Any:
+        """Call ``fn`` while no other thread drives, and run to quiet."""
+        tree = self._tree
+        if tree.owner == get_ident():
+            return fn()
+        if not tree.enter():
+            return tree.call(fn)
         try:
-            while True:
-                if queue:
-                    self._take(queue.popleft())
-                elif self._running is not None:
-                    self._watch(self._running)
-                elif self._jobs:
-                    self._run_next(self._jobs.popleft())
-                else:
-                    with self._mutex:
-                        if not queue and not self._jobs:
-                            self._driver = None
-                            break
-        except BaseException:
-            with self._mutex:
-                self._driver = None
-            raise
-        self._arm()
-
-    def _take(self, entry: _Entry) -> None:
-        if entry.origin == SELF:
-            self._self_sent += 1
-            if self._self_sent > self.max_queue:
-                self.faults.append(
-                    StepError(f"{self.id} sent itself more than {self.max_queue} events in a row")
-                )
-                self._queue.clear()
-                return
-        elif entry.origin == OUTSIDE:
-            self._self_sent = 0
-        if entry.origin == _LATE:
-            self._charge_late(entry)
-        else:
-            entry.receipt = self._apply(entry.event, entry.origin)
-        if entry.waiter is not None:
-            entry.waiter.set()
-
-    def _charge_late(self, entry: _Entry) -> None:
-        if self._state == "running":
-            invocation, outcome = entry.event.payload["invocation"], entry.event.payload["outcome"]
-            updates = invocation.service.late(self.snapshot.context, outcome)
-            if updates:
-                self.update_context(updates)
+            answer = fn()
+            tree.run()
+        finally:
+            tree.leave()
+        return answer
 
     # Services
 
-    def _check_services(self) -> None:
-        if not self._allow_async:
-            self._refuse_async()
-
     def _start_service(self, invocation: Invocation) -> None:
-        self._jobs.append(invocation)
+        self._tree.jobs.append((self, invocation))
 
-    def _current(self, invocation: Invocation) -> bool:
-        child = self.snapshot.children.get(invocation.id)
-        return (
-            self._state == "running"
-            and child is not None
-            and child.key == invocation.key
-            and child.status == "active"
-        )
-
-    def _run_next(self, invocation: Invocation) -> None:
+    def _run_job(self, invocation: Invocation) -> None:
         if not self._current(invocation):
             return
+        tree = self._tree
         if is_async_service(invocation.service):
-            self._running = _Job(
-                invocation, LOOPS.submit(call_service, self, invocation)
-            )
-        elif self.next_due() is not None:
-            self._running = _Job(invocation, WORKERS.submit(call_service, self, invocation))
+            if self._allow_async:
+                self._launch(invocation, LOOPS.start, call_service, self, invocation)
+            else:
+                self._finish(invocation, None, self._no_async(invocation))
+        elif tree.root._in_flight() or tree.root.next_due() is not None:
+            self._launch(invocation, WORKERS.start, call_service, self, invocation)
         else:
             try:
                 output = call_service(self, invocation)
-                self._complete(invocation, _no_awaitable(invocation, output), None)
             except Exception as error:
-                self._complete(invocation, None, error)
-            return
-        self._running.future.add_done_callback(lambda _: self._wake.set())
+                self._finish(invocation, None, error)
+            else:
+                self._land(invocation, output, None)
 
-    def _watch(self, job: _Job) -> None:
-        """Wait for the running service, an event or a deadline, whichever comes first."""
-        if not self._current(job.invocation):
-            self._running = None
-            self._abandon(job)
-            return
-        self._wake.clear()
-        if job.future.done():
-            self._running = None
-            self._harvest(job)
-            return
-        event = self._due_event()
-        if event is not None:
-            self._queue.append(_Entry(event, ENGINE))
-            return
-        if self._queue:
-            return
-        due = self.next_due()
-        if due is None or self.clock.simulated:
-            self._wake.wait()
+    def _launch(self, invocation: Invocation, start: Callable[..., Any], *args: Any) -> None:
+        tree = self._tree
+
+        def ended(output: Any, error: BaseException | None) -> None:
+            tree.deliver(lambda: self._land(invocation, output, error))
+
+        self._flying[invocation.key] = start(ended, *args) or _nothing
+
+    def _land(self, invocation: Invocation, output: Any, error: BaseException | None) -> None:
+        """What a service gave: its outcome, or something still to be awaited."""
+        if isinstance(error, asyncio.CancelledError):
+            if self._current(invocation):
+                error = NotSupportedError("the service was cancelled, but not by the machine")
+                self._finish(invocation, None, error)
+        elif not inspect.isawaitable(output):
+            self._finish(invocation, output, error)
+        elif self._allow_async and self._current(invocation):
+            self._launch(invocation, LOOPS.start, _itself, output)
         else:
-            self._wake.wait(max(0.0, (due[0] - self.clock.now_ms()) / 1000.0))
+            close: Callable[[], None] | None = getattr(output, "close", None)
+            if close is not None:
+                close()
+            self._finish(invocation, None, self._no_async(invocation))
 
-    def _harvest(self, job: _Job) -> None:
-        try:
-            output = _no_awaitable(job.invocation, job.future.result())
-        except asyncio.CancelledError:
-            self._complete(job.invocation, None, NotSupportedError("the service was cancelled"))
-        except Exception as error:
-            self._complete(job.invocation, None, error)
-        else:
-            self._complete(job.invocation, output, None)
-
-    def _complete(
-        self, invocation: Invocation, output: Any, error: BaseException | None
-    ) -> None:
-        self._settled(invocation, output, error)
-        key = invocation.key
-        event = done(key, output) if error is None else failed(key, error)
-        self._queue.append(_Entry(event, ENGINE))
-
-    def _abandon(self, job: _Job) -> None:
-        """The state was left: cancel what can be cancelled, charge what arrives late."""
-        job.future.cancel()
-        if hasattr(job.invocation.service, "late"):
-            job.future.add_done_callback(lambda future: self._late(job.invocation, future))
-
-    def _late(self, invocation: Invocation, future: Future[Any]) -> None:
-        if future.cancelled() or self._state != "running":
-            return
-        outcome = future.exception() or future.result()
-        event = Event("guardchart.late", {"invocation": invocation, "outcome": outcome})
-        self._put(event, _LATE)
-
-    def _adopt(self, actor: InterpreterBase, invocation: Invocation) -> None:
-        self.actors[actor.id] = actor
-        ended = _Ended(self, invocation)
-        actor.use(ended)
-        try:
-            actor.start()  # type: ignore[attr-defined]
-        except Exception as error:
-            self.actors.pop(actor.id, None)
-            self._complete(invocation, None, error)
+    def _no_async(self, invocation: Invocation) -> NotSupportedError:
+        return NotSupportedError(
+            f"service {invocation.src!r} is async and not supported by SyncInterpreter; "
+            "use Interpreter, or allow_async=True"
+        )
 
     # Time
 
     def _arm(self) -> None:
-        """Ask the alarm thread to wake this interpreter at its next deadline."""
+        """Ask the alarm thread to ring at the next deadline; called on the root."""
+        if self._snapshot is None:
+            return
+        self._armed_for = self._snapshot[4]
         if self.manual_timers or self.clock.simulated:
             return
         due = self.next_due()
-        if due is not None and due[0] != self._armed:
-            self._armed = due[0]
-            ALARMS.set(self, due[0])
+        at = None if due is None else due[0]
+        if at != self._armed:
+            self._armed = at
+            ALARMS.set(self, at)
 
-    def fire_due(self) -> None:
+    def ring(self) -> None:
+        """The alarm thread's call: a deadline may be due."""
+        self._armed = self._armed_for = None
+        tree = self._tree
+        tree.tick = True
+        tree.inbox.put(None)
+        tree.pump()
+
+    def fire_due(self) -> bool:
         """Deliver every timer that is due, in order of ``(due_at, id)``, and run to quiet.
 
-        While another thread drives, it is woken and delivers them.
+        Returns:
+            True once that is done; False from inside an action or hook, where it follows.
         """
-        self._armed = None
-        with self._mutex:
-            if self._driver is not None:
-                self._wake.set()
-                return
-            self._driver = threading.get_ident()
-        for _ in range(self.max_queue):
-            event = self._due_event()
-            if event is None:
-                break
-            self._queue.append(_Entry(event, ENGINE))
-            self._drive()
-            with self._mutex:
-                if self._driver is not None:
-                    return
-                self._driver = threading.get_ident()
-        self._drive()
+        tree = self._tree
+        if tree.owner == get_ident():
+            tree.tick = True
+            return False
+        return bool(self._as_driver(self._tick))
 
-    def quiet(self) -> bool:
-        """Whether nothing is queued or being processed."""
-        return self._driver is None and not self._queue
+    def _tick(self) -> bool:
+        self._tree.tick = True
+        self._tree.run()
+        return True
+
+    def fire_overdue(self) -> None:
+        """Fire what is due; the node's and the store hosts' first act after ``start``."""
+        due = self.next_due()
+        if due is not None and due[0] <= self.clock.now_ms():
+            self.fire_due()
+
+    def computing(self) -> bool:
+        """Always False: whoever moves the clock waits for this engine's services anyway."""
+        return False
 
     def settle(
         self,
@@ -373,103 +424,67 @@ class SyncInterpreter(InterpreterBase):
     ) -> None:
         """Serve short delays until the machine rests, ends or faces a longer one.
 
+        Events from other threads are processed meanwhile. Inside an action or hook it does
+        nothing.
+
         Args:
-            serve_delay_s: The longest delay that is slept for, in seconds. Under a
-                ``SimulatedClock`` nothing is slept for.
+            serve_delay_s: How long this call may sleep in all, in seconds: a delay that does
+                not fit any more is left to the next call. Under a ``SimulatedClock`` nothing
+                is slept for.
             waiting: Keys of states that rest whatever their timers, beside those tagged
                 ``waiting``.
             until: Keys or ids of states to stop in.
         """
-        while self._state == "running" and not reached(self, until):
-            due = self.next_due()
-            if due is None or self.clock.simulated or rests(self, waiting):
-                return
-            remaining_s = (due[0] - self.clock.now_ms()) / 1000.0
-            if remaining_s > serve_delay_s:
-                return
-            if remaining_s > 0:
-                time.sleep(remaining_s)
-            self.fire_due()
-
-    def fire_overdue(self) -> None:
-        """Fire what is due; the node's and the store hosts' first act after ``start``."""
-        if self.next_due() is not None:
-            self.fire_due()
+        tree = self._tree
+        if tree.owner == get_ident():
+            return
+        tree.enter(wait=True)
+        try:
+            tree.run()
+            for _ in range(self.max_queue):
+                if self._state != "running" or reached(self, until):
+                    return
+                due = serving_due(self, waiting)
+                if due is None:
+                    return
+                wait_s = (due - self.clock.now_ms()) / 1000.0
+                if wait_s > serve_delay_s or (wait_s > 0 and self.clock.simulated):
+                    return
+                started = time.monotonic()
+                tree.tick = wait_s <= 0 or not tree.receive(wait_s)
+                serve_delay_s -= time.monotonic() - started
+                tree.run()
+            self._fault(StepError(f"{self.id}: more than {self.max_queue} delays in one call"))
+        finally:
+            tree.leave()
 
     def stop(self) -> Self:
-        """Stop: cancel timers and services, run no exit actions, keep the snapshot."""
-        if self._state in ("running", "uninitialized"):
-            running = self._state == "running"
-            self._state = "stopped"
-            self._quit_children()
-            self._jobs.clear()
-            job, self._running = self._running, None
-            if job is not None:
-                job.future.cancel()
-            self.clock.detach(self)
-            self._wake.set()
-            if running:
-                self._plugins.call("on_interpreter_stop", self)
+        """Stop: cancel timers and services, run no exit actions, keep the snapshot.
+
+        Returns:
+            The interpreter; a second call does nothing. Called by an action, the step is
+            completed and its effects are not carried out.
+        """
+        super().stop()
+        # Whoever waits for something that will not come any more.
+        if self._tree.lock.locked():
+            self._tree.inbox.put(None)
         return self
 
-    def _stop_child(self, name: str) -> None:
-        super()._stop_child(name)
-        if self._running is not None and self._running.invocation.id == name:
-            self._wake.set()
+    def _quit(self) -> None:
+        super()._quit()
+        if self.parent is None and self._armed is not None:
+            self._armed = None
+            ALARMS.set(self, None)
 
 
-class _Ended:
-    """The plugin that reports a child machine's end to its parent."""
-
-    def __init__(self, parent: Any, invocation: Invocation) -> None:
-        self._parent = parent
-        self._invocation = invocation
-
-    def on_done(self, interpreter: Any, output: Any) -> None:
-        self._report(interpreter, done(self._invocation.key, output), output, None)
-
-    def on_error(self, interpreter: Any, error: Any) -> None:
-        raised = error if isinstance(error, BaseException) else StepError("the actor failed")
-        self._report(interpreter, failed(self._invocation.key, raised), None, raised)
-
-    def _report(
-        self, interpreter: Any, event: Event, output: Any, error: BaseException | None
-    ) -> None:
-        parent = self._parent
-        if interpreter.parent is not parent or parent.actors.get(interpreter.id) is not interpreter:
-            return
-        parent.actors.pop(interpreter.id, None)
-        parent._settled(self._invocation, output, error)
-        parent._put(event, ENGINE)
+async def _itself(awaitable: Any) -> Any:
+    return await awaitable
 
 
-def rests(interpreter: InterpreterBase, waiting: Collection[str]) -> bool:
-    """Whether an active state waits for somebody outside: tagged ``waiting``, or named."""
-    for node in active_nodes(interpreter.snapshot):
-        if "waiting" in node.tags or node.key in waiting:
-            return True
-    return False
+def _ignore(output: Any, error: BaseException | None) -> None:
+    """Nobody waits for this."""
 
 
-def reached(interpreter: InterpreterBase, until: Collection[str]) -> bool:
-    """Whether an active leaf is one of ``until``, by key or id."""
-    if not until:
-        return False
-    nodes = interpreter.machine.nodes
-    return any(
-        each in until or nodes[each].key in until for each in interpreter.snapshot.state_ids
-    )
-
-
-def _no_awaitable(invocation: Invocation, output: Any) -> Any:
-    if inspect.isawaitable(output):
-        close: Callable[[], None] | None = getattr(output, "close", None)
-        if close is not None:
-            close()
-        raise NotSupportedError(
-            f"service {invocation.src!r} returned an awaitable; it is async and not supported by "
-            "SyncInterpreter unless it says so (async def)"
-        )
-    return output
-
-
+def _nothing() -> None:
+    """A body on a thread cannot be cancelled; it is abandoned."""

@@ -100,6 +100,9 @@ class ProposalChecks:
         ledger.close("t", [row.id], "superseded", now=NOW)
         row = ledger.propose(slot, "c", {"n": 1}, approve_until=NOW + 90, now=NOW)
         assert row.status == "void"
+        human = approve(ledger, propose(ledger, "d", {"n": 2}))
+        again = ledger.propose(human.slot, "d", {"n": 2}, approve_until=NOW**2, now=NOW * 2)
+        assert again == human
 
     def test_arguments_kept_do_not_follow_the_callers_objects(self, ledger: Ledger) -> None:
         arguments: dict[str, Any] = {"items": [1]}

@@ -196,6 +196,7 @@ class DecisionChecks:
         assert child.id == "c-2"
         assert child.slot == row.slot._replace(digest=digest_of({"n": 1}))
         assert (child.status, child.by, child.parent_id) == ("approved", "ann", "c")
+        assert child.decide_by == row.decide_by
         original = ledger.row("t", "c", follow=False)
         assert original is not None
         assert (original.status, original.arguments) == ("edited", {"n": 0})
@@ -221,6 +222,7 @@ class DecisionChecks:
         child = _decide(ledger, row, edit(1))
         for decision in (Decision("approve"), Decision("approve", row.digest)):
             unchanged(ledger, "edited", _decide, ledger, row, decision)
+        unchanged(ledger, "edited", _decide, ledger, row, Decision("approve"), again=True)
         assert _decide(ledger, row, Decision("approve", child.digest)) == child
         assert _decide(ledger, row, Decision("reject", row.digest)).status == "rejected"
 
@@ -231,6 +233,20 @@ class DecisionChecks:
         assert (back.id, back.status) == (row.id, "approved")
         refused("void", claim, ledger, child)
         assert claim(ledger, back).token
+
+    def test_editing_back_to_the_original_reopens_its_row(self, ledger: Ledger) -> None:
+        row = propose(ledger, "c", {"n": 0})
+        child = _decide(ledger, row, edit(1))
+        unchanged(ledger, "edited", _decide, ledger, child, edit(0))
+        back = _decide(ledger, child, edit(0, child.digest), again=True)
+        assert (back.id, back.status, back.child_id) == (row.id, "approved", None)
+        assert ledger.row("t", child.id) == back
+        assert len(ledger.lookup("t", "r", "", 1)) == 2
+
+    def test_the_first_reason_of_a_rejection_stays(self, ledger: Ledger) -> None:
+        row = propose(ledger)
+        rejected = _decide(ledger, row, Decision("reject", reason="first"))
+        assert _decide(ledger, row, Decision("reject", reason="second")) == rejected
 
     def test_a_second_edit_takes_the_place_of_the_first(self, ledger: Ledger) -> None:
         row = propose(ledger)
