@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +14,8 @@ import pytest
 
 from guardchart.agents import approval_event, pending_approval, tool
 from guardchart.errors import StoreError
-from guardchart.persistence import InMemoryLedger, SQLiteLedger
+from guardchart.gate import digest
+from guardchart.persistence import Decision, InMemoryLedger, SQLiteLedger
 from tests.agents.loops import Loop, Loops, balance, pay, say, turn
 
 
@@ -182,8 +186,6 @@ def _amount(entry: dict[str, Any]) -> None:
 
 
 def _amount_and_digest(entry: dict[str, Any]) -> None:
-    from guardchart.gate import digest
-
     entry["arguments"]["cents"] = 99_999
     entry["digest"] = digest(entry["arguments"])
 
@@ -582,3 +584,78 @@ async def test_many_calls_of_one_turn_keep_their_order_and_rows(durable: Loops) 
     assert len(loop.pending) == 8
     await loop.approve()
     assert [to for _, to, *_ in durable.bank.paid] == [f"p{n}" for n in range(8)]
+
+
+# --- at the same time --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["approve", "mixed"])
+async def test_eight_answers_at_once_enter_once(restartable: Any, how: str) -> None:
+    loops = Loops("sync", restartable())
+    loop = await loops.parked()
+    saved, yes = loop.saved(), approval_event(loop.pending)
+    no = {"type": "HUMAN_REJECTED"}
+    others = [await loops.again(loop, snapshot=saved, ledger=restartable()) for _ in range(8)]
+    events = [no if how == "mixed" and n % 2 else yes for n in range(8)]
+    barrier = threading.Barrier(8)
+
+    def answer(other: Loop, event: Any) -> Any:
+        barrier.wait(5)
+        return other.interp.send(event)
+
+    with ThreadPoolExecutor(8) as pool:
+        receipts = list(pool.map(answer, others, events))
+    ran = len(loops.bank.paid)
+    assert ran == 1 if how == "approve" else ran <= 1
+    for other, receipt in zip(others, receipts, strict=True):
+        if receipt.status == "taken":
+            (told,) = other.results
+            assert (
+                (told == "paid 500 to ann" or "in doubt" in told) if ran else "rejected" in told
+            ), told
+        else:
+            assert receipt.reason and other.state == "awaiting_human"
+    loops.close()
+
+
+async def test_a_double_click_enters_once(durable: Loops) -> None:
+    loop = await durable.parked()
+    yes = approval_event(loop.pending)
+    if durable.is_async:
+        first, second = await asyncio.gather(
+            loop.interp.send(yes, wait=True), loop.interp.send(yes, wait=True)
+        )
+        await loop.interp.idle()
+    else:
+        first, second = loop.interp.send(yes), loop.interp.send(yes)
+    assert first.status == "taken" and second.status in ("denied", "dropped")
+    assert len(durable.bank.paid) == 1 and loop.state == "done"
+
+
+@pytest.mark.parametrize("what", ["reject", "edit"])
+async def test_a_decision_taken_elsewhere_while_the_batch_runs_counts(
+    durable: Loops, what: str
+) -> None:
+    """The second call is decided anew, on a fork, while the first one is running."""
+
+    def first(key: str) -> str:
+        """Run first; somebody uses the time."""
+        elsewhere = Decision("reject", reason="stop")
+        if what == "edit":
+            arguments = {"to": "ann", "cents": 1, "note": "none"}
+            elsewhere = Decision("edit", arguments=arguments, new_digest=digest(arguments))
+        host = loop.interp.host
+        host.ledger.decide(host.scope, {"b": elsewhere}, now=int(loop.interp.clock.now_ms()))
+        return "ran"
+
+    tools = durable.bank.registry(tool(first, side_effect=True))
+    calls = ({"tool": "first", "args": {"key": "k"}, "id": "a"}, pay(id="b"))
+    loop = await durable.parked(*calls, tools=tools)
+    await loop.approve()
+    assert loop.state == "done"
+    if what == "reject":
+        assert loop.results == ["ran", "not run: rejected by a reviewer: stop"]
+        assert durable.bank.paid == []
+    else:
+        assert loop.results[1] == "(ran with arguments that a reviewer edited) paid 1 to ann"
+        assert durable.bank.paid == [("pay", "ann", 1, "none")]

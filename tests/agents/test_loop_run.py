@@ -297,6 +297,12 @@ def _model() -> FakeModel:
         ((_model(),), {"max_output_retries": -1}),
         ((_model(),), {"output_model": "nowhere:Model"}),
         ((_model(),), {"output_model": 7}),
+        ((_model(),), {"max_denied": -1}),
+        ((_model(),), {"max_denied": True}),
+        ((_model(),), {"retry": 3}),
+        ((_model(),), {"summarise": "cut"}),
+        ((_model(),), {"output_parser": 7}),
+        ((_model(),), {"system_prompt": 7}),
         (("model",), {"prompt": "x"}),
     ],
 )
@@ -386,10 +392,10 @@ def test_the_shipped_chart_has_the_shape_recipes_bind_to() -> None:
 @pytest.mark.needs_src
 def test_the_picture_in_the_docs_has_the_transitions_of_the_chart() -> None:
     arrow = re.compile(
-        r"^ *(?:toolLoop_)?([a-z_]+|\\[\\*\\]) --> (?:toolLoop_)?([a-z_]+|\\[\\*\\])", re.M
+        r"^ *(?:toolLoop_)?([a-z_]+|\[\*\]) --> (?:toolLoop_)?([a-z_]+|\[\*\])", re.MULTILINE
     )
     page = (Path(__file__).resolve().parents[2] / "docs" / "agents.md").read_text()
-    (picture,) = re.findall(r"```mermaid\n(.*?)```", page, re.S)
+    (picture,) = re.findall(r"```mermaid\n(.*?)```", page, re.DOTALL)
     drawn = arrow.findall(picture)
     assert set(drawn) == set(arrow.findall(create_machine(TOOL_LOOP).to_mermaid()))
     assert len(drawn) == len(set(drawn))
@@ -559,6 +565,18 @@ def test_merging_keeps_the_hook_and_later_names_win(bank: Bank) -> None:
 def test_run_agent_and_its_sync_twin_take_the_same_arguments() -> None:
     one, two = inspect.signature(run_agent), inspect.signature(run_agent_sync)
     assert list(one.parameters.values()) == list(two.parameters.values())
+
+
+async def test_the_hosts_ledger_comes_before_the_logics_own(engine: str, bank: Bank) -> None:
+    own, brought = InMemoryLedger(), InMemoryLedger()
+    model = FakeModel([pay()], is_async=engine == "async")
+    logic = agent_logic(model, bank.registry(), ledger=own)
+    await run(engine, None, TOOL_LOOP, logic, prompt="x", key="a")
+    assert len(own) == 1
+    model = FakeModel([pay()], is_async=engine == "async")
+    logic = agent_logic(model, bank.registry(), ledger=own)
+    await run(engine, None, TOOL_LOOP, logic, prompt="x", key="b", ledger=brought)
+    assert len(own) == 1 and len(brought) == 1
 
 
 def test_approval_event_names_what_was_shown() -> None:

@@ -733,3 +733,45 @@ async def test_summarise_replaces_the_cut(loops: Loops) -> None:
     await loop.ask()
     assert seen and loop.state == "done"
     assert loop.context["messages"][0]["content"] == "so far: much"
+
+
+async def test_a_summary_that_cuts_a_turn_in_two_leaves_no_orphans(loops: Loops) -> None:
+    def last_two(messages: list[Any]) -> list[Any]:
+        return messages[-2:]
+
+    script = [turn(balance("1"), balance("2"), balance("3")), balance("4"), say()]
+    loop = await loops.start(script, max_messages=3, summarise=last_two)
+    await loop.ask()
+    assert loop.state == "done"
+
+
+async def test_a_call_that_ends_late_is_still_paid_for() -> None:
+    from guardchart.persistence import InMemoryLedger
+
+    loops = Loops("sync", InMemoryLedger())
+    release = threading.Event()
+
+    def slow(messages: Any, tools: Any) -> ModelResponse:
+        release.wait(5)
+        return ModelResponse("late", usage=Usage(40, 2))
+
+    loop = await loops.start([], model=slow, model_timeout_s=0.05, retry=RetryPolicy(delay_s=30))
+    loop.interp.send("START", prompt="x")
+    assert loop.state == "timed_out" and loop.context["tokens_in"] == 0
+    release.set()
+    await loop.until(lambda: loop.context["tokens_in"] == 40)
+    assert loop.context["turns"] == 1 and loop.state == "timed_out"
+    loops.close()
+
+
+async def test_a_harmless_tool_may_be_registered_to_ask_first(durable: Loops) -> None:
+    def read_diary(day: str) -> str:
+        """Read a diary."""
+        durable.bank.enter(("diary", day))
+        return "private"
+
+    tools = durable.bank.registry(tool(read_diary, requires_approval=True))
+    loop = await durable.parked({"tool": "read_diary", "args": {"day": "mon"}}, tools=tools)
+    assert durable.bank.entered == [] and len(loop.pending) == 1
+    await loop.approve()
+    assert durable.bank.entered == [("diary", "mon")] and loop.results == ["private"]

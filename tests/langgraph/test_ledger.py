@@ -108,7 +108,7 @@ class PostgresSaver:
 @pytest.mark.parametrize(
     ("saver", "says"),
     [
-        (PostgresSaver(), "PostgresLedger.conninfo."),
+        (PostgresSaver(), "a Ledger of your own on that database"),
         (None, "no checkpointer; pass the saver itself"),
         (True, "no checkpointer; pass the saver itself"),
         (InMemorySaver, "from a class"),

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,9 @@ from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 from langgraph.graph import END, START, StateGraph
 from langgraph.types import Command, RetryPolicy
 
-from guardchart.agents import FakeModel, agent_logic, pending_approval
+from guardchart.agents import FakeModel, agent_logic, pending_approval, tool_registry
 from guardchart.agents import RetryPolicy as LoopRetry
-from guardchart.errors import AgentConfigError, SnapshotTamperedError
+from guardchart.errors import AgentConfigError, SnapshotTamperedError, StoreError
 from guardchart.gate import Seal, sign_decision
 from guardchart.langgraph import ledger_for, statechart_node
 from guardchart.persistence import InMemoryLedger, SQLiteLedger
@@ -192,6 +193,23 @@ def test_a_stale_start_on_a_finished_conversation_is_dropped_and_says_why() -> N
     assert out["xsm"]["context"]["result"] == "one"
 
 
+def test_a_stale_start_does_not_close_calls_that_wait_for_a_decision() -> None:
+    refunds = Refunds()
+    chart = loop_chart("refund")
+    script = [{"tool": "refund", "args": {"order_id": 7, "amount_cents": 5}}, {"text": "Done."}]
+    logic = agent_logic(FakeModel(script, is_async=False), refunds.tools())
+    node = statechart_node(chart, logic, event_from_state=lambda state: state["event"])
+    app = compiled(node)
+    start = {"type": "START", "prompt": "Refund order 7."}
+    pending = app.invoke({"event": start}, thread())["xsm"]
+    again = app.invoke({"answer": "unrelated"}, thread())["xsm"]
+    assert again["value"] == "awaiting_human"
+    assert again["receipt"]["status"] == "dropped" and "event_key=" in again["receipt"]["reason"]
+    out = app.invoke({"event": approval(pending)}, thread())
+    assert out["xsm"]["value"] == "done" and refunds.done == [(7, 5)]
+
+
+
 @BOTH
 @pytest.mark.parametrize("options", [{"event_key": "event"}, {"multi_turn": True}], ids=str)
 async def test_a_new_start_begins_the_next_turn(kind: str, options: dict[str, Any]) -> None:
@@ -206,7 +224,7 @@ async def test_a_new_start_begins_the_next_turn(kind: str, options: dict[str, An
 
 def test_new_input_while_an_approval_is_pending_supersedes_it() -> None:
     refunds = Refunds()
-    app = compiled(loop_node([REFUND, {"text": "Never mind."}], refunds))
+    app = compiled(loop_node([REFUND, {"text": "Never mind."}], refunds, event_key="event"))
     parked = app.invoke({"event": start()}, thread())["xsm"]
     out = app.invoke({"event": start("forget it")}, thread())["xsm"]
     assert out["state_ids"] == DONE and refunds.done == []
@@ -240,6 +258,53 @@ async def test_a_model_that_always_fails_ends_the_turn_and_not_the_thread(kind: 
     assert out["xsm"]["state_ids"] == ["toolLoop.error"]
     out = await run(kind, app, {"event": start("again")}, thread())
     assert out["xsm"]["state_ids"] == DONE and out["xsm"]["context"]["result"] == "back"
+
+
+@BOTH
+async def test_a_hung_tool_is_given_up_in_time_and_the_turn_goes_on(kind: str) -> None:
+    hold = threading.Event()
+
+    def slow() -> str:
+        """Take for ever."""
+        hold.wait(30)
+        return "late"
+
+    node = statechart_node(
+        loop_chart("slow"),
+        agent_logic(
+            FakeModel([{"tool": "slow", "args": {}}, {"text": "No luck."}], is_async=False),
+            tool_registry(slow, timeout_s=0.2),
+            retry=LoopRetry(delay_s=0.01),
+        ),
+        event_from_state=from_event,
+    )
+    begun = time.monotonic()
+    out = await run(kind, compiled(node), {"event": start()}, thread())
+    hold.set()
+    assert time.monotonic() - begun < 10
+    assert out["xsm"]["state_ids"] == DONE and out["xsm"]["context"]["result"] == "No luck."
+
+
+@BOTH
+async def test_a_ledger_that_fails_for_a_moment_raises_and_strands_nothing(kind: str) -> None:
+    class Flaky(InMemoryLedger):
+        fails = 1
+
+        def decide(self, *args: Any, **kwargs: Any) -> Any:
+            if self.fails:
+                self.fails -= 1
+                raise StoreError("the disk is busy")
+            return super().decide(*args, **kwargs)
+
+    refunds = Refunds()
+    app = compiled(loop_node([REFUND, {"text": "Refunded."}], refunds, ledger=Flaky()))
+    out = await run(kind, app, {"event": start()}, thread())
+    event = approval(out["xsm"])
+    with pytest.raises(StoreError, match="the disk is busy"):
+        await run(kind, app, {"event": event}, thread())
+    assert app.get_state(thread()).values["xsm"]["state_ids"] == WAITING
+    out = await run(kind, app, {"event": event}, thread())
+    assert out["xsm"]["state_ids"] == DONE and refunds.done == [(7, 500)]
 
 
 def test_a_retry_delay_the_node_would_not_wait_for_is_refused_at_build() -> None:

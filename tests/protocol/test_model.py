@@ -45,7 +45,7 @@ LARGE = {
     ),
     "three decide": Deciders(runs=3, crashes=0),
     "three decide, on purpose again": Deciders(
-        runs=3, crashes=0, kinds=("approve", "reject", "edit"), again=("approve", "edit")
+        runs=3, crashes=0, kinds=("approve", "edit"), again=("approve",)
     ),
     "three decide, bodies raise, crashes": Deciders(
         runs=3, kinds=("approve", "reject", "edit"), failing=True

@@ -22,14 +22,14 @@ from guardchart.agents._services import TamperedError, ToolBatchError
 from guardchart.agents._structured import OutputCheck
 from guardchart.agents._turn import ModelTurn, outcomes_of
 from guardchart.errors import AgentError, ToolDeniedError, ToolTimeoutError
-from guardchart.gate import NOT_ALLOWED, shown_name
+from guardchart.gate import NOT_ALLOWED, closing_text, shown_name
 
 __all__ = ["LoopActions", "error_of"]
 
-SUPERSEDED: Final = "superseded: a new message came before this call was decided"
-REJECTED: Final = "rejected by a human"
-EXPIRED: Final = "expired: no human decision in time"
-REFUSED: Final = "refused: the pending call is not the one that was proposed"
+SUPERSEDED: Final = closing_text("superseded")
+REJECTED: Final = closing_text("rejected")
+EXPIRED: Final = closing_text("expired")
+REFUSED: Final = closing_text("tampered")
 TOOL_TIMEOUT: Final = "tool call timed out"
 LATE: Final = "error: no answer in time; the outcome is unknown"
 

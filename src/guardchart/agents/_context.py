@@ -7,11 +7,13 @@ from typing import Any
 
 from guardchart.agents._messages import (
     Message,
+    check_messages,
     safe_text,
     system_turn,
     tool_turn,
     trim_messages,
     user_turn,
+    without_orphans,
 )
 from guardchart.gate import ToolCall
 
@@ -100,7 +102,7 @@ def shortened(
     if len(messages) <= max_messages:
         return list(messages)
     if summarise is not None:
-        return list(summarise(list(messages)))
+        return without_orphans(check_messages(summarise(list(messages))))
     task = context.get("task")
     kept, _ = trim_messages(messages, max_messages, task=task if isinstance(task, str) else None)
     return kept

@@ -20,11 +20,9 @@ from guardchart.errors import LedgerError, ToolDeniedError
 from guardchart.gate import (
     DecisionRefused,
     Verdict,
-    answer_from_row,
     as_allowed,
     assess,
     close_open,
-    closing_text,
     lookup_verdicts,
     propose_verdicts,
     read_decisions,
@@ -153,9 +151,8 @@ class LedgerHook:
         trial = Decided(event, decided_ids=tuple(decisions), open_ids=_open(rows, decisions))
         if not can(snapshot, trial):
             return BeforeStep(denied="the chart takes no such decision now")
-        ledger = self._ledger(host)
         try:
-            after = ledger.decide(
+            self._ledger(host).decide(
                 host.scope,
                 decisions,
                 by=_text(event.payload.get("by")),
@@ -167,7 +164,7 @@ class LedgerHook:
             return self._denied(snapshot, error, now, host)
         outcomes: dict[str, str] = {}
         if event.type == "HUMAN_REJECTED":
-            outcomes = self._rejected(snapshot, verdicts, rows, after, now, ledger)
+            outcomes = self._close(verdicts, rows, "rejected", now, host)
         return BeforeStep(
             event=Decided(
                 event,
@@ -231,24 +228,13 @@ class LedgerHook:
             )
         return decisions
 
-    def _rejected(
-        self,
-        snapshot: Snapshot,
-        verdicts: list[Verdict],
-        rows: list[Any],
-        after: Mapping[str, Any],
-        now: float,
-        ledger: Any,
+    def _close(
+        self, verdicts: list[Verdict], rows: list[Any], reason: str, now: float, host: Host
     ) -> dict[str, str]:
-        outcomes = {}
-        for verdict, row in zip(verdicts, rows, strict=True):
-            if row is None:
-                outcomes[verdict.call.id] = closing_text("rejected")
-                continue
-            answer = answer_from_row(after.get(row.id, row), ledger=ledger, now=int(now))
-            if answer is not None:
-                outcomes[verdict.call.id] = answer.text
-        return outcomes
+        """Close the rows that are open; what each call is told, by the provider's id."""
+        ids = {row.id: v.call.id for v, row in zip(verdicts, rows, strict=True) if row is not None}
+        answers = close_open(self._ledger(host), host.scope, ids, reason, now=int(now))
+        return {ids[row_id]: answer.text for row_id, answer in answers.items()}
 
     def _denied(self, snapshot: Snapshot, error: LedgerError, now: float, host: Host) -> BeforeStep:
         if error.reason != "late":
@@ -279,15 +265,11 @@ class LedgerHook:
         if not gone:
             return None
         verdicts, rows = self._rows(snapshot, now, host)
-        wanted = {
-            row.id: verdict.call.id
+        closing = [
+            row if verdict.call.id in gone else None
             for verdict, row in zip(verdicts, rows, strict=True)
-            if row is not None and verdict.call.id in gone
-        }
-        answers = close_open(
-            self._ledger(host), host.scope, wanted, _reason(event, rows), now=int(now)
-        )
-        outcomes = {wanted[row_id]: answer.text for row_id, answer in answers.items()}
+        ]
+        outcomes = self._close(verdicts, closing, _reason(event, rows), now, host)
         if not isinstance(event, EngineEvent):
             return BeforeStep(event=Decided(event, outcomes=outcomes))
         if event.kind == "fired":

@@ -141,21 +141,23 @@ def agent_logic(
         ['callModel', 'runTool']
     """
     registry = _registry(tools)
-    if not callable(model):
+    _callable(model=model, summarise=summarise, output_parser=output_parser)
+    if model is None:
         raise AgentConfigError("agent_logic: model must be callable: (messages, tools)")
-    for name, value in (
-        ("model_timeout_s", model_timeout_s),
-        ("human_timeout_s", human_timeout_s),
-        ("approval_ttl_s", approval_ttl_s),
-    ):
-        _positive(name, value)
-    for name, count in (("max_messages", max_messages), ("max_tool_calls", max_tool_calls)):
-        if type(count) is not int or count < 1:
-            raise AgentConfigError(f"agent_logic: {name} must be an int >= 1")
-    if on_denied not in ("fail", "retry"):
-        raise AgentConfigError('agent_logic: on_denied is "fail" or "retry"')
-    if budget_scope not in ("turn", "conversation"):
-        raise AgentConfigError('agent_logic: budget_scope is "turn" or "conversation"')
+    _seconds(
+        model_timeout_s=model_timeout_s,
+        human_timeout_s=human_timeout_s,
+        approval_ttl_s=approval_ttl_s,
+    )
+    _counts(1, max_messages=max_messages, max_tool_calls=max_tool_calls)
+    _counts(0, max_denied=max_denied)
+    _one_of(
+        on_denied=(on_denied, "fail", "retry"), budget_scope=(budget_scope, "turn", "conversation")
+    )
+    if system_prompt is not None and not isinstance(system_prompt, str):
+        raise AgentConfigError("agent_logic: system_prompt must be a str, or None")
+    if retry is not None and not isinstance(retry, RetryPolicy):
+        raise AgentConfigError("agent_logic: retry must be a RetryPolicy of guardchart.agents")
     budget = Budget.of(budgets)
     _warn_of_cost(budget, model)
     policy = retry if retry is not None else RetryPolicy()
@@ -221,9 +223,29 @@ def _registry(tools: Any) -> ToolRegistry:
     raise AgentConfigError("agent_logic: tools must be a ToolRegistry; make one by tool_registry()")
 
 
-def _positive(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e10:
-        raise AgentConfigError(f"agent_logic: {name} must be a number of seconds above zero")
+def _callable(**given: Any) -> None:
+    for name, value in given.items():
+        if value is not None and not callable(value):
+            raise AgentConfigError(f"agent_logic: {name} must be callable")
+
+
+def _seconds(**given: Any) -> None:
+    for name, value in given.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e10:
+            raise AgentConfigError(f"agent_logic: {name} must be a number of seconds above zero")
+
+
+def _counts(least: int, **given: Any) -> None:
+    for name, value in given.items():
+        if type(value) is not int or value < least:
+            raise AgentConfigError(f"agent_logic: {name} must be an int >= {least}")
+
+
+def _one_of(**given: tuple[Any, ...]) -> None:
+    for name, (value, *allowed) in given.items():
+        if value not in allowed:
+            choice = " or ".join(f'"{each}"' for each in allowed)
+            raise AgentConfigError(f"agent_logic: {name} is {choice}")
 
 
 def _warn_of_cost(budget: Budget, model: Any) -> None:

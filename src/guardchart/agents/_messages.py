@@ -28,6 +28,7 @@ __all__ = [
     "tool_turn",
     "trim_messages",
     "user_turn",
+    "without_orphans",
 ]
 
 Message: TypeAlias = dict[str, Any]
@@ -341,7 +342,10 @@ def trim_messages(
         start += 1
     start = min(start, newest)
     head = [messages[pinned]] if pinned is not None and pinned < start else []
-    kept = _without_orphans([*head, *messages[start:]])
+    window = [*head, *messages[start:]]
+    if not any(each.get("tool_calls") or each.get("role") == "tool" for each in messages):
+        return window, ()
+    kept = without_orphans(window)
     held = set(call_ids(kept))
     return kept, tuple(id_ for id_ in call_ids(messages) if id_ not in held)
 
@@ -350,12 +354,13 @@ def _is_int(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _without_orphans(messages: Sequence[Message]) -> list[Message]:
+def without_orphans(messages: Sequence[Message]) -> list[Message]:
     """Drop results whose assistant turn is not before them: providers refuse such requests."""
     proposed: set[str] = set()
     kept = []
     for message in messages:
-        proposed.update(call["id"] for call in message.get("tool_calls") or ())
+        if calls := message.get("tool_calls"):
+            proposed.update(call["id"] for call in calls)
         if message.get("role") != "tool" or message["tool_call_id"] in proposed:
             kept.append(message)
     return kept

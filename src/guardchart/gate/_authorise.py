@@ -20,7 +20,7 @@ from guardchart.gate._answers import Answer, answer_from_row, follow
 from guardchart.gate._arguments import canonical, digest_text
 from guardchart.gate._check import MISMATCH, NEEDS_APPROVAL, TOO_LATE, Checked, Facts
 from guardchart.gate._tools import Tool, ToolCall, shown_name
-from guardchart.persistence import owner_id
+from guardchart.persistence import Claim, owner_id
 
 __all__ = ["AuthorisedCall", "Look", "aauthorise", "authorise", "wall_ms"]
 
@@ -234,6 +234,10 @@ class _Attempt:
                 now=self.at,
             )
         except LedgerError as exc:
+            # Somebody may have rejected or edited the call since its row was read.
+            fresh = self.ledger.row(self.scope, self.row.id, follow=False)
+            if fresh is not None and fresh.closed and fresh.status != self.row.status:
+                return Claim(fresh, None)
             reason = _DENIALS.get(exc.reason, NEEDS_APPROVAL)
             raise ToolDeniedError(self.call.name, reason) from exc
 

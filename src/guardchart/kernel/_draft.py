@@ -148,7 +148,8 @@ class Draft(dict[str, Any]):
         keep their identity from snapshot to snapshot.
         """
         origin = self._origin
-        final = dict.copy(self)
+        # Not dict.copy(self): CPython would go through this class's own accessors and clone all.
+        final = dict(dict.items(self))
         changed = len(final) != len(origin)
         for key, value in final.items():
             old = origin.get(key, _ABSENT)

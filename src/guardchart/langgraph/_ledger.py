@@ -78,8 +78,8 @@ def _unknown(checkpointer: Any) -> AgentConfigError:
     kind = "a class" if isinstance(checkpointer, type) else f"a {type(checkpointer).__name__}"
     hint = "a Ledger of your own, e.g. SQLiteLedger(path), as ledger="
     if "postgres" in f"{type(checkpointer).__module__}.{type(checkpointer).__name__}".lower():
-        # A psycopg connection does not give its password back, so the string is needed.
-        hint = "PostgresLedger(conninfo) with the connection string you gave it, as ledger="
+        # A psycopg connection does not give its password back, so nothing can be derived here.
+        hint = "a Ledger of your own on that database, e.g. SQLiteLedger(path) meanwhile, as ledger="
     elif checkpointer is None or isinstance(checkpointer, bool):
         kind = "no checkpointer"
         hint = "the saver itself, the one given to compile(checkpointer=...)"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from langchain_core.runnables import Runnable, RunnableConfig
 
-from guardchart.agents import WAITING_STATES
+from guardchart.agents import WAITING_STATES, validate_agent_chart
 from guardchart.errors import AgentConfigError
 from guardchart.langgraph._chart import as_machine
 from guardchart.langgraph._ledger import DeferredLedger
@@ -177,7 +177,8 @@ def statechart_node(
         The node, for ``add_node``. It also works without a graph: ``node(state)``.
 
     Raises:
-        AgentConfigError: A built machine together with ``logic``; keys that collide; a retry
+        AgentConfigError: A built machine together with ``logic``; keys that collide; a state
+            whose ``meta.tools`` names a tool that is not registered; a retry
             delay of a TOOL_LOOP beyond ``serve_delay_s``, which would leave a thread in
             ``timed_out``. When called: a state that lacks a key, no event where one was
             promised, a durable ledger without a thread; the graph state is unchanged.
@@ -208,6 +209,7 @@ def statechart_node(
         )
     agent = getattr(built.logic, "attachments", {}).get("agent")
     if agent is not None:
+        validate_agent_chart(built)
         _check_retry(agent.retry, serve_delay_s)
         ledger = agent.ledger if ledger is None else ledger
     return StatechartNode(

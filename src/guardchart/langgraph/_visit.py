@@ -38,6 +38,11 @@ _FINISHED = (
     "finished: this conversation has ended; for a next turn on the same thread pass "
     "event_key=, which clears the event once it is consumed, or multi_turn=True"
 )
+_WAITING = (
+    "waiting: a START would close the calls that wait for a decision; if the same START may stand "
+    "in the state still, nothing tells it from a new one. Pass event_key=, which clears the event "
+    "once it is consumed, or multi_turn=True"
+)
 _TAMPERED = "tampered: the snapshot's seal does not fit, and nothing of it was kept"
 # The writer of a run that nobody streams.
 _UNHEARD = Runtime().stream_writer
@@ -165,8 +170,8 @@ class Visit:
             self._refuse("denied", _TAMPERED)
         if self.settings.signed_approvals:
             self._check_signature()
-        if self.snapshot is not None and self.snapshot.status != "active":
-            self._go_on_after_the_end(self.snapshot)
+        if self.snapshot is not None:
+            self._next_turn(self.snapshot)
         self._converse()
 
     def plugins(self, is_async: bool) -> list[Any]:
@@ -321,13 +326,21 @@ class Visit:
             self.receipt = refusal(status, self.event.type, reason)
             self.event = None
 
-    def _go_on_after_the_end(self, snapshot: Snapshot) -> None:
-        """A finished conversation begins its next turn, where the caller asked for turns."""
+    def _next_turn(self, snapshot: Snapshot) -> None:
+        """Take a START on a conversation that ended, or waits, only where turns were asked for.
+
+        LangGraph hands the old value of a state key to the next run, so that without
+        ``event_key`` a START that was answered long ago cannot be told from a new one.
+        """
         settings, event = self.settings, self.event
         if event is None or event.type != "START" or settings.agent is None:
             return
+        ended = snapshot.status != "active"
         if settings.event_key is None and not settings.multi_turn:
-            self._refuse("dropped", _FINISHED)
+            if ended or self._waits(snapshot):
+                self._refuse("dropped", _FINISHED if ended else _WAITING)
+            return
+        if not ended:
             return
         following = settings.agent.next_turn(settings.machine, snapshot, event)
         if following is not None:

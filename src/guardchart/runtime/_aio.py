@@ -15,8 +15,9 @@ from typing import Any, ClassVar, Self
 
 from guardchart.errors import NotSupportedError, QueueFullError, StepError
 from guardchart.kernel import Event, Receipt, as_event
-from guardchart.runtime._base import InterpreterBase, reached, serving_due
+from guardchart.runtime._base import InterpreterBase
 from guardchart.runtime._core import INSIDE, OUTSIDE, Entry
+from guardchart.runtime._rest import reached, serving_due
 from guardchart.runtime._services import Invocation, call_service, is_async_service
 from guardchart.runtime._workers import WORKERS
 

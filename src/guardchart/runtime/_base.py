@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from typing import Any, Final, Self
 
 from guardchart.errors import (
@@ -29,7 +29,6 @@ from guardchart.kernel import (
     Spawn,
     StartService,
     StopService,
-    active_nodes,
     done,
     failed,
     fired,
@@ -49,7 +48,7 @@ from guardchart.runtime._plugins import contained
 from guardchart.runtime._services import Invocation
 from guardchart.runtime._steps import InterpreterSteps
 
-__all__ = ["InterpreterBase", "reached", "serving_due"]
+__all__ = ["InterpreterBase"]
 
 _LOG = logging.getLogger("guardchart")
 _MAX_DEPTH: Final = 32
@@ -449,32 +448,6 @@ class InterpreterBase(InterpreterSteps):
     def quiet(self) -> bool:
         """Whether nothing is queued or being processed (services may be in flight)."""
         return not self._queue and not self._driving
-
-
-def serving_due(interpreter: InterpreterBase, waiting: Collection[str]) -> float | None:
-    """The earliest deadline worth waiting for, epoch ms; None where the machine rests.
-
-    A state tagged ``waiting`` (or named so) rests whatever its timers, and so does all that is
-    below a child machine in such a state.
-    """
-    if interpreter._state != "running":
-        return None
-    own = interpreter._own_due()
-    if own is None and not interpreter.actors:
-        return None
-    for node in active_nodes(interpreter.snapshot):
-        if "waiting" in node.tags or node.key in waiting:
-            return None
-    found = [serving_due(actor, waiting) for actor in interpreter.actors.values()]
-    return min((due for due in (own[0] if own else None, *found) if due is not None), default=None)
-
-
-def reached(interpreter: InterpreterBase, until: Collection[str]) -> bool:
-    """Whether an active leaf is one of ``until``, by key or id."""
-    if not until:
-        return False
-    nodes = interpreter.machine.nodes
-    return any(each in until or nodes[each].key in until for each in interpreter.snapshot.state_ids)
 
 
 def _exception_of(event: AnyEvent) -> BaseException | None:

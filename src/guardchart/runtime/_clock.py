@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Generator
 from typing import Any, ClassVar, Final, Protocol
 
 from guardchart.errors import StepError
-from guardchart.runtime._workers import WORKERS
+from guardchart.runtime._workers import WORKERS, ignore
 
 __all__ = ["ALARMS", "Clock", "SimulatedClock", "SystemClock", "Timed"]
 
@@ -208,7 +208,7 @@ class _Alarms:
         self._running = False
 
     def set(self, owner: Any, due_ms: float | None) -> None:
-        """Call ``owner.ring()`` on a worker at ``due_ms`` (epoch ms), once; None for never.
+        """Call ``owner._ring()`` on a worker at ``due_ms`` (epoch ms), once; None for never.
 
         A later call replaces an earlier one. An owner that nothing else refers to any more is
         forgotten.
@@ -248,12 +248,8 @@ class _Alarms:
         if ripe is None:
             return False
         for owner, context in ripe:
-            context.run(WORKERS.start, _ignore, owner.ring)
+            context.run(WORKERS.start, ignore, owner._ring)
         return True
-
-
-def _ignore(output: Any, error: BaseException | None) -> None:
-    """A deadline's worker has nothing to tell."""
 
 
 ALARMS: Final = _Alarms()

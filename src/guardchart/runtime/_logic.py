@@ -68,7 +68,7 @@ class BeforeStepHook(Protocol):
 
 
 class MachineLogic:
-    """Names to callables; see docs/kernel.md for the forms each may take.
+    """Names to callables; see docs/charts.md for the forms each may take.
 
     Args:
         actions: ``(context, event) -> updates | None`` and the longer forms.

@@ -9,145 +9,28 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import queue
-import threading
 import time
-from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from threading import get_ident
-from typing import Any, ClassVar, Final, Self, Unpack
+from typing import Any, ClassVar, Self, Unpack
 
 from guardchart.errors import NotSupportedError, StepError
 from guardchart.kernel import Event, Machine, Receipt, as_event
-from guardchart.runtime._base import InterpreterBase, reached, serving_due
+from guardchart.runtime._base import InterpreterBase
 from guardchart.runtime._clock import ALARMS
 from guardchart.runtime._core import INSIDE, OUTSIDE, Entry, Options
 from guardchart.runtime._loops import LOOPS
+from guardchart.runtime._rest import reached, serving_due
 from guardchart.runtime._services import (
     Invocation,
     async_services,
     call_service,
     is_async_service,
 )
+from guardchart.runtime._tree import Tree
 from guardchart.runtime._workers import WORKERS
 
 __all__ = ["SyncInterpreter"]
-
-_LONGEST_WAIT_S: Final = 3600.0
-
-
-class _Tree:
-    """A root interpreter and its child machines: one thread at a time drives them all.
-
-    ``inbox`` is what other threads want done: events, results, a wish to wake up. Whoever
-    releases the tree looks there once more, so that nothing is left lying.
-    """
-
-    __slots__ = ("inbox", "jobs", "lock", "owner", "root", "tick")
-
-    def __init__(self, root: SyncInterpreter) -> None:
-        self.root = root
-        self.lock = threading.Lock()
-        self.owner = 0
-        self.inbox: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
-        self.jobs: deque[tuple[SyncInterpreter, Invocation]] = deque()
-        self.tick = False
-
-    def enter(self, *, wait: bool = False) -> bool:
-        """Become the driver; False where another thread is, and this one does not wait."""
-        if not self.lock.acquire(wait):
-            return False
-        self.owner = get_ident()
-        return True
-
-    def leave(self) -> None:
-        """Stop driving, unless there is more to do and nobody else to do it."""
-        while True:
-            root = self.root
-            snapshot = root._snapshot
-            if snapshot is None or snapshot[4] is not root._armed_for or root.actors:
-                root._arm()
-            self.owner = 0
-            self.lock.release()
-            if (self.inbox.empty() and not self.tick) or not self.enter():
-                return
-            try:
-                self.run()
-            except BaseException:
-                self.owner = 0
-                self.lock.release()
-                raise
-
-    def deliver(self, item: Callable[[], Any] | None) -> None:
-        """Have something done by the driver, or by a worker where there is none."""
-        self.inbox.put(item)
-        if not self.lock.locked():
-            WORKERS.start(_ignore, self.pump)
-
-    def pump(self) -> None:
-        """Do what is in the inbox, unless somebody does."""
-        if self.enter():
-            try:
-                self.run()
-            finally:
-                self.leave()
-
-    def call(self, fn: Callable[[], Any]) -> Any:
-        """Have the driver, another thread, call ``fn``; wait for it and return its result."""
-        answers: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
-
-        def item() -> None:
-            try:
-                answers.put((fn(), None))
-            except BaseException as error:
-                answers.put((None, error))
-                if not isinstance(error, Exception):
-                    raise
-
-        self.inbox.put(item)
-        self.pump()
-        answer, error = answers.get()
-        if error is not None:
-            raise error
-        return answer
-
-    def run(self) -> None:
-        """Go on until nothing is queued or in flight; the caller is the driver."""
-        inbox, jobs = self.inbox, self.jobs
-        while True:
-            if not inbox.empty():
-                self.receive(0.0)
-            elif jobs:
-                interpreter, invocation = jobs.popleft()
-                interpreter._run_job(invocation)
-            elif self.tick:
-                self.tick = self.root._fire_next()
-            elif self.root._in_flight():
-                self.wait()
-            else:
-                return
-
-    def wait(self) -> None:
-        """Wait for a result, an event or a deadline, whichever comes first."""
-        due = self.root.next_due()
-        if due is None or self.root.clock.simulated:
-            self.receive(None)
-            return
-        wait_s = (due[0] - self.root.clock.now_ms()) / 1000.0
-        if wait_s <= 0 or not self.receive(wait_s):
-            self.tick = True
-
-    def receive(self, wait_s: float | None) -> bool:
-        """Do one thing from the inbox; False where none came in time."""
-        try:
-            item = self.inbox.get(
-                wait_s != 0.0, None if wait_s is None else min(wait_s, _LONGEST_WAIT_S)
-            )
-        except queue.Empty:
-            return False
-        if item is not None:
-            item()
-        return True
 
 
 class SyncInterpreter(InterpreterBase):
@@ -184,7 +67,7 @@ class SyncInterpreter(InterpreterBase):
         super().__init__(machine, **options)
         self.manual_timers = manual_timers
         self._allow_async = allow_async
-        self._tree = _Tree(self)
+        self._tree = Tree(self)
         self._armed: float | None = None
         self._armed_for: Any = None
 
@@ -380,7 +263,7 @@ class SyncInterpreter(InterpreterBase):
             self._armed = at
             ALARMS.set(self, at)
 
-    def ring(self) -> None:
+    def _ring(self) -> None:
         """The alarm thread's call: a deadline may be due."""
         self._armed = self._armed_for = None
         tree = self._tree
@@ -480,10 +363,6 @@ class SyncInterpreter(InterpreterBase):
 
 async def _itself(awaitable: Any) -> Any:
     return await awaitable
-
-
-def _ignore(output: Any, error: BaseException | None) -> None:
-    """Nobody waits for this."""
 
 
 def _nothing() -> None:

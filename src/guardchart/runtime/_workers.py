@@ -2,7 +2,7 @@
 
 ``concurrent.futures`` joins its threads at interpreter exit, so one hung tool would keep
 the process alive. These threads are daemons: a body that never returns is abandoned, and
-an idle thread ends after a second.
+an idle thread ends after ten seconds.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Final
 
-__all__ = ["WORKERS", "Ended", "WorkerPool"]
+__all__ = ["WORKERS", "Ended", "WorkerPool", "ignore"]
 
-_IDLE_S: Final = 1.0
+_IDLE_S: Final = 10.0
 
 Ended = Callable[[Any, BaseException | None], None]
 """Called once with the output and None, or with None and the exception."""
@@ -96,6 +96,10 @@ class WorkerPool:
             ended(output, failure)
             # A job kept in this frame would keep its arguments alive while idle.
             del ended, context, fn, args, output, failure
+
+
+def ignore(output: Any, error: BaseException | None) -> None:
+    """For work that has nothing to tell."""
 
 
 WORKERS: Final = WorkerPool()

@@ -1,0 +1,36 @@
+"""When a machine has come to rest, as far as a host should wait for it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from guardchart.kernel import active_nodes
+from guardchart.runtime._base import InterpreterBase
+
+__all__ = ["reached", "serving_due"]
+
+
+def serving_due(interpreter: InterpreterBase, waiting: Collection[str]) -> float | None:
+    """The earliest deadline worth waiting for, epoch ms; None where the machine rests.
+
+    A state tagged ``waiting`` (or named so) rests whatever its timers, and so does all that is
+    below a child machine in such a state.
+    """
+    if interpreter._state != "running":
+        return None
+    own = interpreter._own_due()
+    if own is None and not interpreter.actors:
+        return None
+    for node in active_nodes(interpreter.snapshot):
+        if "waiting" in node.tags or node.key in waiting:
+            return None
+    found = [serving_due(actor, waiting) for actor in interpreter.actors.values()]
+    return min((due for due in (own[0] if own else None, *found) if due is not None), default=None)
+
+
+def reached(interpreter: InterpreterBase, until: Collection[str]) -> bool:
+    """Whether an active leaf is one of ``until``, by key or id."""
+    if not until:
+        return False
+    nodes = interpreter.machine.nodes
+    return any(each in until or nodes[each].key in until for each in interpreter.snapshot.state_ids)
