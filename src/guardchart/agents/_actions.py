@@ -154,14 +154,16 @@ class LoopActions:
         if not decided and event is not None:
             given = event.payload.get("decisions")
             decided = {each.get("id") for each in given or () if isinstance(each, Mapping)}
-        return {
-            "pending_tool_calls": [
-                {**entry, "decided": True}
-                if entry.get("row_id", entry["id"]) in decided or entry["id"] in decided
-                else dict(entry)
-                for entry in pending_entries(context)
-            ]
-        }
+        edits = getattr(event, "edits", {})
+        noted = []
+        for entry in pending_entries(context):
+            note = dict(entry)
+            if entry.get("row_id", entry["id"]) in decided or entry["id"] in decided:
+                note["decided"] = True
+            if entry["id"] in edits:
+                note["edit_row_id"] = edits[entry["id"]]
+            noted.append(note)
+        return {"pending_tool_calls": noted}
 
     def reject_pending(self, context: Mapping[str, Any], event: Any) -> Update:
         return self._closed(context, event, REJECTED)

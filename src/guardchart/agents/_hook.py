@@ -152,7 +152,7 @@ class LedgerHook:
         if not can(snapshot, trial):
             return BeforeStep(denied="the chart takes no such decision now")
         try:
-            self._ledger(host).decide(
+            answers = self._ledger(host).decide(
                 host.scope,
                 decisions,
                 by=_text(event.payload.get("by")),
@@ -171,6 +171,7 @@ class LedgerHook:
                 outcomes=outcomes,
                 decided_ids=tuple(decisions),
                 open_ids=_open(rows, decisions),
+                edits=_edits(verdicts, rows, answers),
             )
         )
 
@@ -319,6 +320,17 @@ def _items(
         return items
     noted = {each["id"] for each in pending_entries(context) if each.get("decided") is True}
     return [each for each in items if each["tool_call_id"] not in noted] or items
+
+
+def _edits(
+    verdicts: list[Verdict], rows: list[Any], answers: Mapping[str, Any]
+) -> dict[str, str]:
+    """Edits of calls that had run: the entered row stays what it is, so it does not lead there."""
+    return {
+        verdict.call.id: answers[row.id].id
+        for verdict, row in zip(verdicts, rows, strict=True)
+        if row is not None and row.entered and row.id in answers and answers[row.id].id != row.id
+    }
 
 
 def _open(rows: list[Any], decisions: Mapping[str, Any]) -> tuple[str, ...]:

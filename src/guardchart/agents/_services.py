@@ -239,12 +239,30 @@ class _Batch:
                 row_ids=row_ids(self.context),
                 now=self.now(),
             )
+            self._take_up_edits()
         for index, verdict in enumerate(self.verdicts):
             if not verdict.ok and self.rows[index] is None:
                 raise self._denial(index, ToolDeniedError(_shown(verdict), verdict.reason or ""))
         for index, verdict in enumerate(self.verdicts):
             if verdict.needs_row and self.rows[index] is None:
                 raise self._denial(index, TamperedError(_shown(verdict)))
+
+    def _take_up_edits(self) -> None:
+        """Turn to the edit of a call that had run, where its row vouches for the snapshot's note."""
+        for index, entry in enumerate(pending_entries(self.context)):
+            row, noted = self.rows[index], entry.get("edit_row_id")
+            if row is None or not row.entered or not isinstance(noted, str):
+                continue
+            edit = self.ledger.row(row.slot.scope, noted)
+            if (
+                edit is not None
+                and edit.parent_id == (row.parent_id or row.id)
+                and edit.slot._replace(digest=row.digest) == row.slot
+                and edit.arguments is not None
+            ):
+                call = self.calls[index]
+                self.rows[index] = edit
+                self.calls[index] = ToolCall(call.id, call.name, dict(edit.arguments))
 
     def now(self) -> int:
         return 0 if self.scope is None else int(self.scope.clock.now_ms())

@@ -41,10 +41,11 @@ class Decided(Event):
         outcomes: Result text by provider call id, for calls this event closes.
         open_ids: Row ids that still wait for a decision after this one.
         decided_ids: Row ids this event decided.
+        edits: By provider call id, the row of an edit made of a call that had run already.
         tampered: Whether the snapshot disagrees with its rows.
     """
 
-    __slots__ = ("decided_ids", "open_ids", "outcomes", "tampered")
+    __slots__ = ("decided_ids", "edits", "open_ids", "outcomes", "tampered")
 
     def __init__(
         self,
@@ -53,12 +54,14 @@ class Decided(Event):
         outcomes: Mapping[str, str] | None = None,
         open_ids: tuple[str, ...] = (),
         decided_ids: tuple[str, ...] = (),
+        edits: Mapping[str, str] | None = None,
         tampered: bool = False,
     ) -> None:
         super().__init__(event.type, event.payload)
         self.outcomes = dict(outcomes or {})
         self.open_ids = open_ids
         self.decided_ids = decided_ids
+        self.edits = dict(edits or {})
         self.tampered = tampered
 
 
