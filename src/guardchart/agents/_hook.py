@@ -322,9 +322,7 @@ def _items(
     return [each for each in items if each["tool_call_id"] not in noted] or items
 
 
-def _edits(
-    verdicts: list[Verdict], rows: list[Any], answers: Mapping[str, Any]
-) -> dict[str, str]:
+def _edits(verdicts: list[Verdict], rows: list[Any], answers: Mapping[str, Any]) -> dict[str, str]:
     """Edits of calls that had run: the entered row stays what it is, so it does not lead there."""
     return {
         verdict.call.id: answers[row.id].id

@@ -141,9 +141,10 @@ def agent_logic(
         ['callModel', 'runTool']
     """
     registry = _registry(tools)
-    _callable(model=model, summarise=summarise, output_parser=output_parser)
-    if model is None:
-        raise AgentConfigError("agent_logic: model must be callable: (messages, tools)")
+    _callable(summarise=summarise, output_parser=output_parser)
+    if not callable(model):
+        hint = "; docs/models.md shows how to wrap a chat model" if model is not None else ""
+        raise AgentConfigError(f"agent_logic: model must be callable: (messages, tools){hint}")
     _seconds(
         model_timeout_s=model_timeout_s,
         human_timeout_s=human_timeout_s,

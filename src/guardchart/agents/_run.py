@@ -17,7 +17,14 @@ from guardchart.agents._loop import agent_logic
 from guardchart.errors import AgentConfigError, AgentError, NotSupportedError
 from guardchart.gate import approval_event
 from guardchart.kernel import Event, Machine, Snapshot, active_nodes, as_event, load
-from guardchart.runtime import Clock, Interpreter, MachineLogic, SyncInterpreter, create_machine
+from guardchart.runtime import (
+    Clock,
+    Interpreter,
+    MachineLogic,
+    SyncInterpreter,
+    create_machine,
+    is_async_service,
+)
 from guardchart.runtime._workers import WORKERS
 
 __all__ = ["AgentResult", "run_agent", "run_agent_sync"]
@@ -169,6 +176,15 @@ def _needs_loop() -> None:
     )
 
 
+def _needs_sync(machine: Machine) -> None:
+    for name, service in getattr(machine.logic, "services", {}).items():
+        if is_async_service(service):
+            raise NotSupportedError(
+                f"run_agent_sync: service {name!r} is async; use 'await run_agent(...)', or a "
+                "sync model (a plain function, FakeModel(..., is_async=False))"
+            )
+
+
 async def run_agent(
     machine_or_chart: Any = None,
     logic: MachineLogic | None = None,
@@ -299,6 +315,7 @@ def run_agent_sync(
     plan = _plan(
         machine_or_chart, logic, model, tools, prompt, event, approve, until, agent_logic_kw
     )
+    _needs_sync(plan.machine)
     resumed = plan.resumed(snapshot)
     options = {"clock": clock, "plugins": plugins, "scope": key, "ledger": ledger}
     interpreter = (

@@ -248,7 +248,7 @@ class _Batch:
                 raise self._denial(index, TamperedError(_shown(verdict)))
 
     def _take_up_edits(self) -> None:
-        """Turn to the edit of a call that had run, where its row vouches for the snapshot's note."""
+        """Turn to the edit of a call that had run, where its row vouches for the note."""
         for index, entry in enumerate(pending_entries(self.context)):
             row, noted = self.rows[index], entry.get("edit_row_id")
             if row is None or not row.entered or not isinstance(noted, str):

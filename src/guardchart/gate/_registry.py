@@ -154,5 +154,6 @@ def tool_registry(
         else:
             raise AgentConfigError(
                 f"tool_registry(): {type(item).__name__} is not a tool; pass functions or tool(...)"
+                + (" (its .func)" if callable(getattr(item, "func", None)) else "")
             )
     return ToolRegistry(tools, max_output_chars=max_output_chars)

@@ -285,7 +285,8 @@ def tool(
     'Refund an order.'
     """
     if isinstance(fn, Tool) or not callable(fn):
-        raise AgentConfigError(f"tool(): {type(fn).__name__} is not a tool; pass a function")
+        inner = " (its .func)" if callable(getattr(fn, "func", None)) else ""
+        raise AgentConfigError(f"tool(): {type(fn).__name__} is not a tool; pass a function{inner}")
     label = name if name is not None else getattr(fn, "__name__", None)
     if label is None:
         raise AgentConfigError("tool(): this callable has no __name__; pass name=")

@@ -79,7 +79,7 @@ def _unknown(checkpointer: Any) -> AgentConfigError:
     hint = "a Ledger of your own, e.g. SQLiteLedger(path), as ledger="
     if "postgres" in f"{type(checkpointer).__module__}.{type(checkpointer).__name__}".lower():
         # A psycopg connection does not give its password back, so nothing can be derived here.
-        hint = "a Ledger of your own on that database, e.g. SQLiteLedger(path) meanwhile, as ledger="
+        hint = "a Ledger of your own on that database, or SQLiteLedger(path), as ledger="
     elif checkpointer is None or isinstance(checkpointer, bool):
         kind = "no checkpointer"
         hint = "the saver itself, the one given to compile(checkpointer=...)"

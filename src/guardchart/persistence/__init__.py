@@ -26,12 +26,12 @@ from guardchart.persistence._verbs import RuleLedger
 
 __all__ = [
     "APPROVAL_TTL_S",
-    "ENTRY_S",
-    "MAX_NOT_SENT",
     "Claim",
     "Decision",
+    "ENTRY_S",
     "InMemoryLedger",
     "Ledger",
+    "MAX_NOT_SENT",
     "Proposal",
     "ReleaseReason",
     "Row",
