@@ -25,6 +25,7 @@ __all__ = [
     "request_messages",
     "row_ids",
     "shortened",
+    "shown_ids",
 ]
 
 
@@ -55,6 +56,12 @@ def row_ids(context: Mapping[str, Any]) -> list[str | None]:
     """The ledger's row id that the snapshot notes for each pending call."""
     noted = [entry.get("row_id") for entry in pending_entries(context)]
     return [each if isinstance(each, str) and each else None for each in noted]
+
+
+def shown_ids(context: Mapping[str, Any]) -> list[str]:
+    """The id under which a person is shown each pending call."""
+    entries = pending_entries(context)
+    return [noted or entry["id"] for noted, entry in zip(row_ids(context), entries, strict=True)]
 
 
 def prompt_of(context: Mapping[str, Any], event: Any) -> str | None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from guardchart.agents._context import pending_calls, pending_entries, row_ids
+from guardchart.agents._context import pending_calls, pending_entries, row_ids, shown_ids
 from guardchart.agents._guards import LoopGuards
 from guardchart.agents._models import ModelResponse
 from guardchart.agents._turn import Decided, ModelTurn
@@ -27,6 +27,7 @@ from guardchart.gate import (
     propose_verdicts,
     read_decisions,
 )
+from guardchart.gate._approvals import other_name
 from guardchart.kernel import EngineEvent, Event, Snapshot, can, done, failed, fired, transition
 from guardchart.persistence import Decision
 from guardchart.runtime import BeforeStep, Host
@@ -137,12 +138,15 @@ class LedgerHook:
     def _human(self, snapshot: Snapshot, event: Event, now: float, host: Host) -> BeforeStep | None:
         context = snapshot.context
         if not pending_entries(context):
-            return None
+            # Nobody is asked about tools; or the calls were taken out of a loop that waits.
+            emptied = not can(snapshot, event) and can(snapshot, Decided(event, tampered=True))
+            return self._refused(snapshot, event) if emptied else None
         verdicts, rows = self._rows(snapshot, now, host)
-        if not _as_proposed(verdicts, rows):
+        if not _as_proposed(verdicts, rows, shown_ids(context)):
             return self._refused(snapshot, event)
         try:
-            given = read_decisions(event, _items(event, context, verdicts, rows))
+            items = _items(event, context, verdicts, rows, self._ledger(host))
+            given = read_decisions(event, items)
             decisions = self._checked(given, verdicts, rows)
         except DecisionRefused as refused:
             return BeforeStep(denied=refused.reason)
@@ -288,38 +292,50 @@ def _reason(event: Event | EngineEvent, rows: list[Any]) -> str:
     return "expired" if undecided else "timeout"
 
 
-def _as_proposed(verdicts: list[Verdict], rows: list[Any]) -> bool:
-    """Whether parked calls are the proposed ones: each has its row, and one is to be decided."""
+def _as_proposed(verdicts: list[Verdict], rows: list[Any], shown: list[str]) -> bool:
+    """Whether parked calls are the proposed ones: each has its row, and one is to be decided.
+
+    A row is shown under its own id. Where two calls of a turn have exchanged their arguments,
+    each has a row still, but under an id for which a person has seen the other's arguments.
+    """
     return (
         all(verdict.ok for verdict in verdicts)
         and all(row is not None or not v.needs_row for v, row in zip(verdicts, rows, strict=True))
+        and all(row is None or row.id == ident for row, ident in zip(rows, shown, strict=True))
         and any(verdict.needs_approval for verdict in verdicts)
     )
 
 
 def _items(
-    event: Event, context: Mapping[str, Any], verdicts: list[Verdict], rows: list[Any]
+    event: Event,
+    context: Mapping[str, Any],
+    verdicts: list[Verdict],
+    rows: list[Any],
+    ledger: Any,
 ) -> list[dict[str, Any]]:
     """What an event may decide, read from the rows.
 
     An approval answers the calls shown as undecided; a rejection closes the whole batch, and a
     decision call by call may come back to one that was decided before.
     """
-    items = [
+    asked = [
+        (row, verdict)
+        for verdict, row in zip(verdicts, rows, strict=True)
+        if row is not None and verdict.needs_approval
+    ]
+    if event.type == "HUMAN_APPROVED":
+        noted = {each["id"] for each in pending_entries(context) if each.get("decided") is True}
+        asked = [each for each in asked if each[1].call.id not in noted] or asked
+    return [
         {
             "id": row.id,
-            "tool_call_id": verdict.call.id,
+            "tool_call_id": other_name(ledger, row, verdict.call.id),
             "name": verdict.call.name,
             "arguments": verdict.arguments,
             "digest": row.digest,
         }
-        for verdict, row in zip(verdicts, rows, strict=True)
-        if row is not None and verdict.needs_approval
+        for row, verdict in asked
     ]
-    if event.type != "HUMAN_APPROVED":
-        return items
-    noted = {each["id"] for each in pending_entries(context) if each.get("decided") is True}
-    return [each for each in items if each["tool_call_id"] not in noted] or items
 
 
 def _edits(verdicts: list[Verdict], rows: list[Any], answers: Mapping[str, Any]) -> dict[str, str]:

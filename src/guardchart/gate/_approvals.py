@@ -55,6 +55,18 @@ def pending_item(row: Any, *, tool_call_id: str | None = None) -> dict[str, Any]
     }
 
 
+def other_name(ledger: Any, row: Any, tool_call_id: Any) -> Any:
+    """Return the id by which an event may name a row, besides its own: the provider's.
+
+    Providers repeat ids on forks and in later runs. One that is another row's denotes that row
+    for ever, so an approval of long ago that still lies in some state names nothing here.
+    """
+    if type(tool_call_id) is not str or tool_call_id == row.id:
+        return row.id
+    taken = ledger.row(row.slot.scope, tool_call_id, follow=False) is not None
+    return row.id if taken else tool_call_id
+
+
 def approval_event(
     pending: Sequence[Mapping[str, Any]], by: str | None = None, *, again: bool = False
 ) -> dict[str, Any]:
@@ -200,7 +212,7 @@ def read_decisions(event: Any, pending: Sequence[Mapping[str, Any]]) -> dict[str
     """Compare a human's event with the pending calls and return what it decides; pure.
 
     Ids match exactly: text, case, blanks and all. An event may name a call by its row id, or by
-    the provider's id where only one pending call has it.
+    the provider's id where only one pending call, and no row of another, has it.
 
     Args:
         event: HUMAN_APPROVED, HUMAN_REJECTED or HUMAN_DECIDED, as an Event or a mapping.

@@ -18,7 +18,12 @@ from guardchart.gate._answers import (
     close_open,
     closing_text,
 )
-from guardchart.gate._approvals import DecisionRefused, pending_item, read_decisions
+from guardchart.gate._approvals import (
+    DecisionRefused,
+    other_name,
+    pending_item,
+    read_decisions,
+)
 from guardchart.gate._authorise import AuthorisedCall, aauthorise, authorise
 from guardchart.gate._batch import Verdict, assess, lookup_verdicts, propose_verdicts
 from guardchart.gate._chart_side import ChartSide, as_event
@@ -228,7 +233,9 @@ class GuardSession(ChartSide):
             items = {item.row.id: item for item in self.turn() if item.row is not None}
             again = again or made.payload.get("again") is True
             asked = [
-                pending_item(item.row, tool_call_id=item.call.id)
+                pending_item(
+                    item.row, tool_call_id=other_name(self.ledger, item.row, item.call.id)
+                )
                 for item in items.values()
                 if item.verdict.needs_approval and (again or item.status == "ask")
             ]

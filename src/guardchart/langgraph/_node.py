@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from langchain_core.runnables import Runnable, RunnableConfig
 
-from guardchart.agents import WAITING_STATES, validate_agent_chart
+from guardchart.agents import validate_agent_chart
 from guardchart.errors import AgentConfigError
 from guardchart.langgraph._chart import as_machine
 from guardchart.langgraph._ledger import DeferredLedger
@@ -68,9 +68,9 @@ class StatechartNode(Runnable[Any, Any]):
                     interpreter.fail_interrupted()
                 interpreter.fire_overdue()
                 if interpreter.snapshot.rev != rev:
-                    interpreter.settle(settings.serve_delay_s, waiting=WAITING_STATES)
+                    interpreter.settle(settings.serve_delay_s, **settings.settling)
             receipt = None if visit.event is None else interpreter.send(visit.event)
-            interpreter.settle(settings.serve_delay_s, waiting=WAITING_STATES)
+            interpreter.settle(settings.serve_delay_s, **settings.settling)
             return close(visit, interpreter, receipt)
         finally:
             interpreter.stop()
@@ -94,11 +94,11 @@ class StatechartNode(Runnable[Any, Any]):
                     interpreter.fail_interrupted()
                 interpreter.fire_overdue()
                 if interpreter.snapshot.rev != rev or interpreter.busy:
-                    await interpreter.settle(settings.serve_delay_s, waiting=WAITING_STATES)
+                    await interpreter.settle(settings.serve_delay_s, **settings.settling)
             receipt = None
             if visit.event is not None:
                 receipt = await interpreter.send(visit.event, wait=True)
-            await interpreter.settle(settings.serve_delay_s, waiting=WAITING_STATES)
+            await interpreter.settle(settings.serve_delay_s, **settings.settling)
             return close(visit, interpreter, receipt)
         finally:
             interpreter.stop()

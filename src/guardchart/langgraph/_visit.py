@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 import uuid
 from collections.abc import Callable, Mapping
@@ -71,6 +72,12 @@ class Settings:
     multi_turn: bool
     agent: Any
     checked: set[type[Any]] = dataclasses.field(default_factory=set)
+
+    @property
+    def settling(self) -> dict[str, Any]:
+        """How ``settle`` is called: a tool loop's retries end by its budget, so all are served."""
+        total_s = math.inf if self.agent is not None else None
+        return {"waiting": WAITING_STATES, "serve_total_s": total_s}
 
 
 class Visit:

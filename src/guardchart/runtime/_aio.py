@@ -341,26 +341,30 @@ class Interpreter(InterpreterBase):
         self,
         serve_delay_s: float = 30.0,
         *,
+        serve_total_s: float | None = None,
         waiting: Collection[str] = (),
         until: Collection[str] = (),
     ) -> None:
         """Wait until nothing is in flight and the machine rests, ends or faces a long delay.
 
         Args:
-            serve_delay_s: How long delays this call may wait for in all, in seconds of the
-                machine's clock: one that does not fit any more is left to the next call.
-                Under a ``SimulatedClock`` somebody must move the clock meanwhile.
+            serve_delay_s: The longest delay that is waited for, in seconds of the machine's
+                clock. Under a ``SimulatedClock`` somebody must move the clock meanwhile.
+            serve_total_s: How long delays this call may wait for in all, so that a chart that
+                polls does not keep it; as ``serve_delay_s`` by default. A delay that does not
+                fit any more is left to the next call.
             waiting: Keys of states that rest whatever their timers, beside those tagged
                 ``waiting``.
             until: Keys or ids of states to stop in.
         """
-        left_ms = serve_delay_s * 1000.0
+        longest_ms = serve_delay_s * 1000.0
+        left_ms = longest_ms if serve_total_s is None else serve_total_s * 1000.0
         while self._state == "running" and not reached(self, until):
             resting_since = None
             if not self.busy:
                 due = serving_due(self, waiting)
                 resting_since = self.clock.now_ms()
-                if due is None or due - resting_since > left_ms:
+                if due is None or due - resting_since > min(longest_ms, left_ms):
                     return
             await self.changed()
             if resting_since is not None:

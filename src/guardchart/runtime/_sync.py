@@ -302,6 +302,7 @@ class SyncInterpreter(InterpreterBase):
         self,
         serve_delay_s: float = 30.0,
         *,
+        serve_total_s: float | None = None,
         waiting: Collection[str] = (),
         until: Collection[str] = (),
     ) -> None:
@@ -311,9 +312,11 @@ class SyncInterpreter(InterpreterBase):
         nothing.
 
         Args:
-            serve_delay_s: How long this call may sleep in all, in seconds: a delay that does
-                not fit any more is left to the next call. Under a ``SimulatedClock`` nothing
-                is slept for.
+            serve_delay_s: The longest delay that is slept for, in seconds. Under a
+                ``SimulatedClock`` nothing is slept for.
+            serve_total_s: How long this call may sleep in all, in seconds, so that a chart that
+                polls does not keep it; as ``serve_delay_s`` by default. A delay that does not
+                fit any more is left to the next call.
             waiting: Keys of states that rest whatever their timers, beside those tagged
                 ``waiting``.
             until: Keys or ids of states to stop in.
@@ -322,6 +325,7 @@ class SyncInterpreter(InterpreterBase):
         if tree.owner == get_ident():
             return
         tree.enter(wait=True)
+        left_s = serve_delay_s if serve_total_s is None else serve_total_s
         try:
             tree.run()
             for _ in range(self.max_queue):
@@ -331,11 +335,11 @@ class SyncInterpreter(InterpreterBase):
                 if due is None:
                     return
                 wait_s = (due - self.clock.now_ms()) / 1000.0
-                if wait_s > serve_delay_s or (wait_s > 0 and self.clock.simulated):
+                if wait_s > min(serve_delay_s, left_s) or (wait_s > 0 and self.clock.simulated):
                     return
                 started = time.monotonic()
                 tree.tick = wait_s <= 0 or not tree.receive(wait_s)
-                serve_delay_s -= time.monotonic() - started
+                left_s -= time.monotonic() - started
                 tree.run()
             self._fault(StepError(f"{self.id}: more than {self.max_queue} delays in one call"))
         finally:

@@ -1,0 +1,1 @@
+"""Outside measures of the kernel: public suites, XState in step, a reference interpreter."""
