@@ -8,6 +8,7 @@ error that names the command. Importing a bridge outside the tested range warns 
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.metadata
 import re
@@ -34,19 +35,27 @@ PYDANTIC_AI_TESTED = ">=2.0,<3"
 
 _PACKAGES = {"LangGraph": "langgraph", "LangChain": "langchain-core", "DBOS": "dbos"}
 
-# The public part of a PEP 440 version. ASCII digits only, and not many of them: the text may
-# come from anywhere, and int() of a very long one is slow.
-_VERSION = re.compile(
-    r"v?(?P<release>[0-9]{1,8}(?:\.[0-9]{1,8}){0,7})"
-    r"(?P<pre>[-_.]?(?:alpha|beta|preview|pre|dev|rc|a|b|c)[-_.]?[0-9]{0,8}(?:\.?dev[0-9]{0,8})?)?"
-    r"(?:[-_.]?(?:post|rev|r)[-_.]?[0-9]{0,8}|-[0-9]{1,8})?"
-    r"(?:\+[a-z0-9]+(?:[-_.][a-z0-9]+){0,15})?",
-    re.ASCII | re.IGNORECASE,
-)
-_BOUND = re.compile(r"\s*(?P<op>>=|<=|==|!=|>|<)\s*(?P<version>[^\s,]+)\s*", re.ASCII)
+_BOUND = r"\s*(?P<op>>=|<=|==|!=|>|<)\s*(?P<version>[^\s,]+)\s*"
 _MAX_VERSION_CHARS = 128
 
 _warned: set[tuple[str, str]] = set()
+
+
+@functools.cache
+def _version() -> re.Pattern[str]:
+    """The public part of a PEP 440 version, compiled when a version is first looked at.
+
+    ASCII digits only, and not many of them: the text may come from anywhere, and int() of a very
+    long one is slow.
+    """
+    return re.compile(
+        r"v?(?P<release>[0-9]{1,8}(?:\.[0-9]{1,8}){0,7})"
+        r"(?P<pre>[-_.]?(?:alpha|beta|preview|pre|dev|rc|a|b|c)[-_.]?[0-9]{0,8}"
+        r"(?:\.?dev[0-9]{0,8})?)?"
+        r"(?:[-_.]?(?:post|rev|r)[-_.]?[0-9]{0,8}|-[0-9]{1,8})?"
+        r"(?:\+[a-z0-9]+(?:[-_.][a-z0-9]+){0,15})?",
+        re.ASCII | re.IGNORECASE,
+    )
 
 
 def require(module: str, *, extra: str) -> ModuleType:
@@ -104,7 +113,7 @@ def version_in_range(version: object, tested: str) -> bool:
         >>> [version_in_range(v, ">=1.0,<2.0") for v in ("0.6.1", "2.0rc1", "1.0rc1", "one", None)]
         [False, False, False, False, False]
     """
-    bounds = [_BOUND.fullmatch(part) for part in tested.split(",")]
+    bounds = [re.fullmatch(_BOUND, part, re.ASCII) for part in tested.split(",")]
     found = _parse(version)
     for bound in bounds:
         limit = _parse(bound["version"]) if bound else None
@@ -191,7 +200,7 @@ def _parse(version: object) -> tuple[tuple[int, ...], bool] | None:
     """Return the release numbers without trailing zeros and whether it is a final release."""
     if not isinstance(version, str) or len(version) > _MAX_VERSION_CHARS:
         return None
-    match = _VERSION.fullmatch(version)
+    match = _version().fullmatch(version)
     if match is None:
         return None
     release = [int(part) for part in match["release"].split(".")]

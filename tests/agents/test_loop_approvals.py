@@ -152,7 +152,7 @@ async def test_an_approval_where_nobody_is_asked_is_ignored(loops: Loops) -> Non
     assert receipt.status == "ignored" and loop.state == "idle"
 
 
-async def test_an_approval_by_the_providers_id_works_where_the_row_has_another(
+async def test_a_providers_id_that_denotes_an_earlier_call_does_not_approve_a_later_one(
     durable: Loops,
 ) -> None:
     first = await durable.parked(pay("ann", 1, id="c1"))
@@ -161,6 +161,8 @@ async def test_an_approval_by_the_providers_id_works_where_the_row_has_another(
     (item,) = second.pending
     assert item["tool_call_id"] == "c1" and item["id"] == "c1-2"
     receipt = await second.send("HUMAN_APPROVED", call_ids=["c1"])
+    assert receipt.denied and durable.bank.paid == []
+    receipt = await second.send("HUMAN_APPROVED", call_ids=["c1-2"])
     assert receipt.status == "taken" and durable.bank.paid == [("pay", "bob", 2, "none")]
 
 

@@ -59,7 +59,7 @@ def test_importing_outside_the_tested_range_only_warns() -> None:
         "m.version = lambda name: '9.9' if name == 'langgraph' else real(name)\n"
         "with warnings.catch_warnings(record=True) as seen:\n"
         "    warnings.simplefilter('always')\n"
-        "    import guardchart.langgraph\n"
+        "    from guardchart.langgraph import statechart_node\n"
         "print([str(w.message) for w in seen if 'tested with' in str(w.message)])\n"
     )
     done = subprocess.run(

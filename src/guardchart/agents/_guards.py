@@ -14,6 +14,7 @@ from guardchart.errors import ToolDeniedError
 from guardchart.gate import (
     DecisionRefused,
     ToolRegistry,
+    Verdict,
     allowed_tools,
     as_allowed,
     assess,
@@ -77,14 +78,16 @@ class LoopGuards:
 
     def assessed(self, turn: ModelResponse, context: Mapping[str, Any], node: Any) -> ModelTurn:
         """The turn with one verdict per call, for the state that asked for it."""
-        verdicts = assess(
-            turn.tool_calls,
-            self.registry,
-            allowed_tools(node) if node is not None else as_allowed(()),
-            spent_ids=_texts(context.get("spent_call_ids")),
-            max_tool_calls=self.max_tool_calls,
-            context=context,
-        )
+        verdicts: list[Verdict] = []
+        if turn.tool_calls:
+            verdicts = assess(
+                turn.tool_calls,
+                self.registry,
+                allowed_tools(node) if node is not None else as_allowed(()),
+                spent_ids=_texts(context.get("spent_call_ids")),
+                max_tool_calls=self.max_tool_calls,
+                context=context,
+            )
         return ModelTurn(
             turn.text,
             turn.tool_calls,

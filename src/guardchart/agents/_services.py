@@ -25,6 +25,7 @@ from guardchart.gate import (
     Verdict,
     aexecute,
     allowed_tools,
+    answer_from_row,
     as_allowed,
     assess,
     execute,
@@ -231,21 +232,25 @@ class _Batch:
             context=self.context,
         )
         if self.host is not None and self.calls:
+            # Rows are found whatever the state allows now: what ran before is told, not refused.
+            anywhere = assess(
+                self.calls, self.registry, as_allowed("*"), max_tool_calls=self.max_tool_calls
+            )
             self.rows = lookup_verdicts(
                 self.ledger,
                 self.host,
                 scope.snapshot.batch_no if scope is not None else 0,
-                self.verdicts,
+                anywhere,
                 row_ids=row_ids(self.context),
                 now=self.now(),
             )
             self._take_up_edits()
         for index, verdict in enumerate(self.verdicts):
-            if not verdict.ok and self.rows[index] is None:
-                raise self._denial(index, ToolDeniedError(_shown(verdict), verdict.reason or ""))
+            if not verdict.ok and not self._answered(index):
+                raise self._denial(ToolDeniedError(_shown(verdict), verdict.reason or ""))
         for index, verdict in enumerate(self.verdicts):
             if verdict.needs_row and self.rows[index] is None:
-                raise self._denial(index, TamperedError(_shown(verdict)))
+                raise self._denial(TamperedError(_shown(verdict)))
 
     def _take_up_edits(self) -> None:
         """Turn to the edit of a call that had run, where its row vouches for the note."""
@@ -321,18 +326,25 @@ class _Batch:
         return bool(self.broken) or any(e.status in _FAILED for e in self.outcomes.values())
 
     def results(self, default: str) -> list[dict[str, str]]:
-        """A result per call, but for one whose ledger failed: only its row knows what it did."""
+        """A result per call, but for one that only its row knows about.
+
+        A call that was not reached, or whose ledger failed, may have been entered elsewhere.
+        """
         return [
             {
                 "tool_call_id": call.id,
                 "content": self.outcomes[index].text if index in self.outcomes else default,
             }
             for index, call in enumerate(self.calls)
-            if index not in self.broken
+            if index in self.outcomes or (self.rows[index] is None and index not in self.broken)
         ]
 
-    def _denial(self, index: int, error: ToolDeniedError) -> ToolDeniedError:
-        self.outcomes.clear()
+    def _answered(self, index: int) -> bool:
+        """Whether the call was closed or entered before, so that its row has its result."""
+        row = self.rows[index]
+        return row is not None and answer_from_row(row, ledger=self.ledger) is not None
+
+    def _denial(self, error: ToolDeniedError) -> ToolDeniedError:
         error.results = self.results(f"refused: {error.reason}")  # type: ignore[attr-defined]
         return error
 
@@ -341,7 +353,7 @@ class _Batch:
         results = self.results(NOT_RUN)
         for index, outcome in sorted(self.outcomes.items()):
             if outcome.status == "tampered":
-                raise self._denial(index, TamperedError(_shown(self.verdicts[index])))
+                raise self._denial(TamperedError(_shown(self.verdicts[index])))
             if outcome.status == "denied":
                 error = outcome.error
                 reason = error.reason if isinstance(error, ToolDeniedError) else outcome.text

@@ -117,6 +117,8 @@ def assess(
     Returns:
         A verdict for each call, in order. A bad call never raises.
     """
+    if not calls:
+        return []
     facts = turn_facts(
         calls,
         registry,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
@@ -11,16 +12,28 @@ from typing import Any
 
 from guardchart.runtime._workers import WORKERS
 
-__all__ = ["BodyTimeout", "run_async", "run_sync"]
+__all__ = ["BodyQuit", "BodyTimeout", "run_async", "run_sync"]
 
 _GRACE_S = 0.25
 _MARGIN_S = 1.0
 
 Abandoned = Callable[[Future[Any]], None]
+Then = Callable[[Any], Any]
 
 
 class BodyTimeout(Exception):
     """The body did not end in time."""
+
+
+class BodyQuit(Exception):
+    """The body raised what would end its host: ``sys.exit()``, or a stray ``StopIteration``.
+
+    A loop that meets ``SystemExit`` in a task ends, and every other conversation with it.
+    """
+
+    def __init__(self, cause: BaseException) -> None:
+        super().__init__(type(cause).__name__)
+        self.cause = cause
 
 
 def _ignore(task: asyncio.Future[Any]) -> None:
@@ -29,7 +42,10 @@ def _ignore(task: asyncio.Future[Any]) -> None:
 
 async def _await_bounded(awaitable: Any, timeout_s: float) -> Any:
     async def inner() -> Any:
-        return await awaitable
+        try:
+            return await awaitable
+        except SystemExit as exc:
+            raise BodyQuit(exc) from exc
 
     # A task that is waited for, not awaited: a body that ignores its cancellation is left
     # behind instead of holding up the result.
@@ -53,13 +69,44 @@ async def _drop(task: asyncio.Future[Any]) -> None:
     await asyncio.wait({task}, timeout=_GRACE_S)
 
 
-def run_sync(body: Callable[[], Any], timeout_s: float, abandoned: Abandoned) -> Any:
+def _call(body: Callable[[], Any]) -> Any:
+    try:
+        return body()
+    except (SystemExit, GeneratorExit, StopIteration, StopAsyncIteration) as exc:
+        raise BodyQuit(exc) from exc
+    except KeyboardInterrupt as exc:
+        if threading.current_thread() is threading.main_thread():
+            raise  # somebody pressed it
+        raise BodyQuit(exc) from exc
+
+
+async def _elsewhere(then: Then, value: Any, timeout_s: float, abandoned: Abandoned) -> Any:
+    """Apply ``then`` off the loop: it may run the value's own code, as long as it likes."""
+    future = WORKERS.submit(then, value)
+    wrapped = asyncio.wrap_future(future)
+    try:
+        await asyncio.wait({wrapped}, timeout=timeout_s)
+    except asyncio.CancelledError:
+        wrapped.cancel()
+        abandoned(future)
+        raise
+    if not wrapped.done():
+        wrapped.cancel()
+        abandoned(future)
+        raise BodyTimeout
+    return wrapped.result()
+
+
+def run_sync(
+    body: Callable[[], Any], timeout_s: float, abandoned: Abandoned, then: Then
+) -> Any:
     """Run a body from synchronous code; an awaitable result is awaited on the worker's own loop.
 
     Args:
         body: runs on a daemon thread that sees the caller's context variables.
         timeout_s: seconds it may take.
         abandoned: gets the body's future where nobody waits for it any more.
+        then: makes of the body's result what is returned, within the same time.
 
     Raises:
         BodyTimeout: it took longer. Anything else comes from the body.
@@ -68,11 +115,11 @@ def run_sync(body: Callable[[], Any], timeout_s: float, abandoned: Abandoned) ->
 
     def work() -> Any:
         nonlocal awaiting
-        result = body()
+        result = _call(body)
         if not inspect.isawaitable(result):
-            return result
+            return then(result)
         awaiting = True
-        return asyncio.run(_await_bounded(result, timeout_s))
+        return then(asyncio.run(_await_bounded(result, timeout_s)))
 
     future = WORKERS.submit(work)
     try:
@@ -94,7 +141,12 @@ def run_sync(body: Callable[[], Any], timeout_s: float, abandoned: Abandoned) ->
 
 
 async def run_async(
-    body: Callable[[], Any], timeout_s: float, abandoned: Abandoned, *, threaded: bool
+    body: Callable[[], Any],
+    timeout_s: float,
+    abandoned: Abandoned,
+    then: Then,
+    *,
+    threaded: bool,
 ) -> Any:
     """Run a body from a running loop: awaited there, or on a thread where it is synchronous.
 
@@ -102,26 +154,25 @@ async def run_async(
         body: what runs.
         timeout_s: seconds it may take.
         abandoned: gets the body's future where nobody waits for it any more.
+        then: makes of the body's result what is returned.
         threaded: whether ``body()`` itself may block.
 
     Raises:
         BodyTimeout: it took longer. Anything else comes from the body.
     """
     if not threaded:
-        result = body()
-        return await _await_bounded(result, timeout_s) if inspect.isawaitable(result) else result
-    future = WORKERS.submit(body)
+        result = _call(body)
+        if inspect.isawaitable(result):
+            result = await _await_bounded(result, timeout_s)
+        return await _elsewhere(then, result, timeout_s, abandoned)
+
+    def work(_: Any) -> Any:
+        result = _call(body)
+        return result if inspect.isawaitable(result) else then(result)
+
     # Cancelling the wrapper cannot cancel a body that runs; it only cuts the tie to this loop.
-    wrapped = asyncio.wrap_future(future)
-    try:
-        await asyncio.wait({wrapped}, timeout=timeout_s)
-    except asyncio.CancelledError:
-        wrapped.cancel()
-        abandoned(future)
-        raise
-    if not wrapped.done():
-        wrapped.cancel()
-        abandoned(future)
-        raise BodyTimeout
-    result = wrapped.result()
-    return await _await_bounded(result, timeout_s) if inspect.isawaitable(result) else result
+    result = await _elsewhere(work, None, timeout_s, abandoned)
+    if inspect.isawaitable(result):
+        result = await _await_bounded(result, timeout_s)
+        result = await _elsewhere(then, result, timeout_s, abandoned)
+    return result

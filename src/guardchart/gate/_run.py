@@ -33,7 +33,7 @@ from guardchart.gate._authorise import (
     in_thread,
     read_now,
 )
-from guardchart.gate._bodies import BodyTimeout, run_async, run_sync
+from guardchart.gate._bodies import BodyQuit, BodyTimeout, run_async, run_sync
 from guardchart.gate._check import MISMATCH
 from guardchart.gate._redact import error_text, scrub_bounded, scrub_capped, truncated
 from guardchart.gate._tools import ToolCall, shown_name
@@ -43,6 +43,7 @@ __all__ = ["aexecute", "arun_authorised", "execute", "run_authorised"]
 LOSER_MARGIN_S = 5.0
 _RECORD_TRIES = (0.05, 0.2, None)
 _MAX_ENTRIES = 8
+UNSHOWN = "the tool ran to its end, but its result cannot be shown"
 
 Body = Callable[[dict[str, Any]], Any]
 AsText = Callable[[Any], str]
@@ -120,17 +121,24 @@ class _Run:
         )
 
     def returned(self, value: Any) -> Outcome:
+        """The outcome of a body that came to its end; it is done, whether or not it can be shown.
+
+        Showing a value may run its own code (``__str__``, a lazy query), so this is called where
+        the body ran, on its time.
+        """
         try:
             text = (
                 render(value, self.auth._max_output_chars)
                 if self.as_text is None
                 else self.as_text(value)
             )
-        except Exception as exc:
-            return self.raised(exc)
+        except (Exception, SystemExit) as exc:
+            text = f"{UNSHOWN} ({type(exc).__name__})"
         return self.outcome("done", text, value=value, entered=True)
 
     def raised(self, exc: BaseException) -> Outcome:
+        if isinstance(exc, BodyQuit):
+            exc = exc.cause
         text = f"error: {error_text(exc, chain=False)}"
         return self.outcome("failed", text, error=exc, entered=True)
 
@@ -222,7 +230,11 @@ class _Run:
             exc = done.exception()
             if isinstance(exc, _NotEntered):
                 return
-            self.record(self.returned(done.result()) if exc is None else self.raised(exc))
+            if exc is not None:
+                self.record(self.raised(exc))
+                return
+            ended = done.result()
+            self.record(ended if isinstance(ended, Outcome) else self.returned(ended))
 
         future.add_done_callback(settle)
 
@@ -252,7 +264,7 @@ def run_authorised(
     """
     run = _Run(authorised, body, as_text)
     try:
-        value = run_sync(run.enter, authorised.tool.timeout_s, run.late)
+        ended = run_sync(run.enter, authorised.tool.timeout_s, run.late, run.returned)
     except BodyTimeout:
         if authorised.give_up():
             run.release("late-entry")
@@ -272,7 +284,7 @@ def run_authorised(
         if authorised.give_up():
             run.release("cancelled")
         raise
-    return run.record(run.returned(value))
+    return run.record(ended)
 
 
 async def arun_authorised(
@@ -291,7 +303,9 @@ async def arun_authorised(
     ledger = authorised._ledger
     timeout_s = authorised.tool.timeout_s
     try:
-        value = await run_async(run.enter, timeout_s, run.late, threaded=run.threaded)
+        ended = await run_async(
+            run.enter, timeout_s, run.late, run.returned, threaded=run.threaded
+        )
     except BodyTimeout:
         if authorised.give_up():
             await finish(in_thread(ledger, lambda: run.release("late-entry")))
@@ -313,8 +327,7 @@ async def arun_authorised(
     except Exception as exc:
         failed = run.raised(exc)
         return await finish(in_thread(ledger, lambda: run.record(failed)))
-    done = run.returned(value)
-    return await finish(in_thread(ledger, lambda: run.record(done)))
+    return await finish(in_thread(ledger, lambda: run.record(ended)))
 
 
 def _denied(call: ToolCall, exc: ToolDeniedError, row: Any) -> Outcome:

@@ -233,9 +233,7 @@ class GuardSession(ChartSide):
             items = {item.row.id: item for item in self.turn() if item.row is not None}
             again = again or made.payload.get("again") is True
             asked = [
-                pending_item(
-                    item.row, tool_call_id=other_name(self.ledger, item.row, item.call.id)
-                )
+                pending_item(item.row, tool_call_id=other_name(self.ledger, item.row, item.call.id))
                 for item in items.values()
                 if item.verdict.needs_approval and (again or item.status == "ask")
             ]

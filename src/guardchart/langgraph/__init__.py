@@ -1,6 +1,7 @@
 """LangGraph: a chart as a node, a router on its state, a ledger beside the checkpointer.
 
-See docs/bridges/langgraph.md. The names are loaded when they are first used.
+See docs/bridges/langgraph.md. The names are loaded when they are first used, and a LangGraph
+outside the tested range is warned of then.
 """
 
 from __future__ import annotations
@@ -36,13 +37,13 @@ _MODULES = {
 }
 
 require("langgraph.graph", extra="langgraph")
-warn_untested("LangGraph", installed_version("langgraph"), LANGGRAPH_TESTED)
 
 
 def __getattr__(name: str) -> Any:
     module = _MODULES.get(name)
     if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    warn_untested("LangGraph", installed_version("langgraph"), LANGGRAPH_TESTED)
     value = getattr(importlib.import_module(f"{__name__}.{module}"), name)
     globals()[name] = value
     return value

@@ -94,21 +94,28 @@ class Plugins:
         Raises:
             NotSupportedError: One of its hooks is async; the plugin is not attached.
         """
-        found = {hook: getattr(plugin, hook, None) for hook in HOOKS}
-        for hook, call in found.items():
-            if inspect.iscoroutinefunction(call):
+        found = [(hook, call) for hook in HOOKS if callable(call := getattr(plugin, hook, None))]
+        for hook, call in found:
+            if _is_async(getattr(call, "__func__", call)):
                 raise NotSupportedError(
                     f"{type(plugin).__name__}.{hook} is async; hooks are called, not awaited"
                 )
         self.items = (*self.items, plugin)
-        for hook, call in found.items():
-            if callable(call):
-                self._calls[hook] = (*self._calls.get(hook, ()), call)
+        for hook, call in found:
+            self._calls[hook] = (*self._calls.get(hook, ()), call)
 
     def call(self, hook: str, *args: Any) -> None:
         """Call ``hook`` of every plugin that has it; what one raises is logged, not raised."""
         for each in self._calls.get(hook, ()):
             contained(hook, each, *args)
+
+
+def _is_async(function: Any) -> bool:
+    """Whether a hook is a coroutine function; asking ``inspect`` costs more than calling it."""
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return inspect.iscoroutinefunction(function)
+    return bool(code.co_flags & inspect.CO_COROUTINE)
 
 
 def contained(what: str, call: Callable[..., Any], *args: Any) -> None:
