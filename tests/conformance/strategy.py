@@ -329,7 +329,7 @@ def _plain(source: Place, targets: list[Place], reenter: bool) -> bool:
         )
         if any(t is domain for t in reached):
             return False
-    if domain.kind != "parallel":
+    if domain.kind != "parallel" or domain in reached:
         return True
     regions = {next(c for c in domain.children if c is t or c.holds(t)) for t in reached}
     return not reenter and inside and len(regions) > 1

@@ -10,7 +10,7 @@ import pytest
 
 from guardchart.errors import ChartError
 from guardchart.kernel import create_machine, initial_step, initial_transition, step, transition
-from guardchart.kernel._config import literal_delay
+from guardchart.kernel._delays import literal_delay
 from tests.kernel.drive import Driver, Logic
 
 _AB: dict[str, Any] = {"initial": "a", "states": {"a": {}, "b": {}}}

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from guardchart.errors import SnapshotDriftError, SnapshotError
-from guardchart.kernel._compile import Machine, StateNode, create_machine
+from guardchart.kernel import Machine, StateNode, create_machine
 from guardchart.kernel._snapshot import dump, load, load_with_drift
 from guardchart.kernel._state import Snapshot
 from guardchart.kernel._step import initial_transition, transition

@@ -98,7 +98,7 @@ async def test_an_invoked_machine_lives_in_actors_until_it_ends(rig: Rig) -> Non
     (kid,) = live.actors.values()
     assert list(live.actors) == ["m:kid"] == list(live._actors)
     assert kid.id == "m:kid" and kid.parent is live and kid.status == "running"
-    assert kid.host.agent == "m:kid" and kid.host.run == live.host.run
+    assert kid.host.agent == "m:kid" and kid.host.run == kid.snapshot.run != live.host.run
     await rig.send(live, "ADD")
     await rig.send(live, "END")
     assert live.actors == {} and kid.status == "done"

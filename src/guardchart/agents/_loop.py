@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from guardchart.agents._actions import LoopActions
 from guardchart.agents._budgets import Budget, budget_guards
 from guardchart.agents._context import pending_calls
-from guardchart.agents._conversation import continued, is_start, tampered
+from guardchart.agents._conversation import (
+    continued,
+    is_final,
+    is_start,
+    smaller,
+    tampered,
+)
 from guardchart.agents._guards import LoopGuards
 from guardchart.agents._hook import LedgerHook
 from guardchart.agents._messages import Message
@@ -29,6 +36,7 @@ __all__ = ["AgentSettings", "agent_logic"]
 
 _CLAIM_WAIT_S: Final = 5.0
 _BATCH_SLACK_S: Final = 5.0
+_LARGE: Final = 1 << 19
 
 
 class AgentSettings:
@@ -72,8 +80,19 @@ class AgentSettings:
 
     def tampered(self, machine: Machine, run: str) -> Snapshot | None:
         """The ``error`` end, kind ``tampered``, with a fresh context; None without such a state."""
-        final = machine.states.get("error")
-        return tampered(machine, run) if final is not None and final.type == "final" else None
+        return tampered(machine, run) if is_final(machine, "error") else None
+
+    def smaller(self, machine: Machine, snapshot: Snapshot) -> Iterator[Snapshot]:
+        """What to save in place of a snapshot that is too large, the best first.
+
+        Returns:
+            Nothing where it is not the loop's own context that is too large.
+        """
+        try:
+            size = len(json.dumps(dict(snapshot.context)))
+        except (TypeError, ValueError, RecursionError):
+            return iter(())
+        return smaller(machine, snapshot) if size > _LARGE else iter(())
 
 
 def agent_logic(

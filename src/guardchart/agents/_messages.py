@@ -343,7 +343,7 @@ def trim_messages(
     start = min(start, newest)
     head = [messages[pinned]] if pinned is not None and pinned < start else []
     window = [*head, *messages[start:]]
-    if not any(each.get("tool_calls") or each.get("role") == "tool" for each in messages):
+    if not _has_calls(messages):
         return window, ()
     kept = without_orphans(window)
     held = set(call_ids(kept))
@@ -366,13 +366,21 @@ def without_orphans(messages: Sequence[Message]) -> list[Message]:
     return kept
 
 
+def _has_calls(messages: Sequence[Message]) -> bool:
+    """Whether any tool call or result is among them."""
+    return any("tool_calls" in message or "tool_call_id" in message for message in messages)
+
+
 def _task_index(messages: Sequence[Message], task: str | None) -> int | None:
-    users = [i for i, m in enumerate(messages) if m.get("role") == "user"]
+    """Where the newest user message with this text stands, else the first user message."""
     if task is not None:
-        for index in reversed(users):
-            if messages[index].get("content") == task:
+        for index in range(len(messages) - 1, -1, -1):
+            if messages[index].get("role") == "user" and messages[index].get("content") == task:
                 return index
-    return users[0] if users else None
+    for index, message in enumerate(messages):
+        if message.get("role") == "user":
+            return index
+    return None
 
 
 def _newest_turn(messages: Sequence[Message]) -> int:

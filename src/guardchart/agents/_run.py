@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,9 +15,9 @@ from guardchart.agents._approval import pending_approval
 from guardchart.agents._budgets import Budget
 from guardchart.agents._charts import TOOL_LOOP, WAITING_STATES, validate_agent_chart
 from guardchart.agents._loop import agent_logic
-from guardchart.errors import AgentConfigError, AgentError, NotSupportedError
+from guardchart.errors import AgentConfigError, AgentError, NotSupportedError, SnapshotError
 from guardchart.gate import approval_event
-from guardchart.kernel import Event, Machine, Snapshot, active_nodes, as_event, load
+from guardchart.kernel import Event, Machine, Snapshot, active_nodes, as_event, dump, load
 from guardchart.runtime import (
     Clock,
     Interpreter,
@@ -371,10 +372,23 @@ def _result(interpreter: Any, opening: Event | None, receipt: Any) -> AgentResul
         output=snapshot.output if snapshot.output is not None else context.get("result"),
         error=error,
         waiting=status == "idle" and _waits(interpreter),
-        snapshot=interpreter.dump(),
+        snapshot=_saved(interpreter),
         cause=cause,
         ignored=None if taken else opening,
     )
+
+
+def _saved(interpreter: Any) -> dict[str, Any]:
+    """The snapshot; of a conversation that is too large for one, its newest turns."""
+    try:
+        return interpreter.dump()  # type: ignore[no-any-return]
+    except SnapshotError:
+        agent = getattr(interpreter.machine.logic, "attachments", {}).get("agent")
+        fewer = () if agent is None else agent.smaller(interpreter.machine, interpreter.snapshot)
+        for each in fewer:
+            with contextlib.suppress(SnapshotError):
+                return dump(each)
+        raise
 
 
 def _machine_error(interpreter: Any) -> dict[str, str]:

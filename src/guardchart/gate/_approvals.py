@@ -6,7 +6,7 @@ with that list here; the decision itself is taken in the ledger.
 
 from __future__ import annotations
 
-import unicodedata
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
@@ -246,13 +246,21 @@ def read_decisions(event: Any, pending: Sequence[Mapping[str, Any]]) -> dict[str
 # --- display -----------------------------------------------------------------------------------
 
 
+# What is drawn as nothing, or as a blank, though Unicode calls it printable: fillers, joiners,
+# variation selectors. Text may be hidden in them.
+_UNSEEN = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0"
+    "\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
+)
+
+
 def _escape(text: str) -> str:
-    if text.isprintable():
+    if text.isascii() and text.isprintable():
         return text
     out = []
     for char in text:
         # Cc control, Cf bidi and zero-width, Cs surrogate, Co private, Cn unassigned, Zl, Zp.
-        if char != " " and (unicodedata.category(char)[0] == "C" or not char.isprintable()):
+        if char != " " and (not char.isprintable() or _UNSEEN.match(char)):
             code = ord(char)
             out.append(f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}")
         else:

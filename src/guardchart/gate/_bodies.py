@@ -16,6 +16,7 @@ __all__ = ["BodyQuit", "BodyTimeout", "run_async", "run_sync"]
 
 _GRACE_S = 0.25
 _MARGIN_S = 1.0
+_PLAIN = frozenset({str, int, bool, type(None)})
 
 Abandoned = Callable[[Future[Any]], None]
 Then = Callable[[Any], Any]
@@ -81,7 +82,7 @@ def _call(body: Callable[[], Any]) -> Any:
 
 
 async def _elsewhere(then: Then, value: Any, timeout_s: float, abandoned: Abandoned) -> Any:
-    """Apply ``then`` off the loop: it may run the value's own code, as long as it likes."""
+    """Apply ``then`` off the loop: it may run somebody's code, which may block."""
     future = WORKERS.submit(then, value)
     wrapped = asyncio.wrap_future(future)
     try:
@@ -97,9 +98,13 @@ async def _elsewhere(then: Then, value: Any, timeout_s: float, abandoned: Abando
     return wrapped.result()
 
 
-def run_sync(
-    body: Callable[[], Any], timeout_s: float, abandoned: Abandoned, then: Then
-) -> Any:
+async def _finished(then: Then, value: Any, timeout_s: float, abandoned: Abandoned) -> Any:
+    if type(value) in _PLAIN:
+        return then(value)
+    return await _elsewhere(then, value, timeout_s, abandoned)
+
+
+def run_sync(body: Callable[[], Any], timeout_s: float, abandoned: Abandoned, then: Then) -> Any:
     """Run a body from synchronous code; an awaitable result is awaited on the worker's own loop.
 
     Args:
@@ -164,7 +169,7 @@ async def run_async(
         result = _call(body)
         if inspect.isawaitable(result):
             result = await _await_bounded(result, timeout_s)
-        return await _elsewhere(then, result, timeout_s, abandoned)
+        return await _finished(then, result, timeout_s, abandoned)
 
     def work(_: Any) -> Any:
         result = _call(body)
@@ -174,5 +179,5 @@ async def run_async(
     result = await _elsewhere(work, None, timeout_s, abandoned)
     if inspect.isawaitable(result):
         result = await _await_bounded(result, timeout_s)
-        result = await _elsewhere(then, result, timeout_s, abandoned)
+        result = await _finished(then, result, timeout_s, abandoned)
     return result

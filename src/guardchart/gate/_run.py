@@ -303,9 +303,7 @@ async def arun_authorised(
     ledger = authorised._ledger
     timeout_s = authorised.tool.timeout_s
     try:
-        ended = await run_async(
-            run.enter, timeout_s, run.late, run.returned, threaded=run.threaded
-        )
+        ended = await run_async(run.enter, timeout_s, run.late, run.returned, threaded=run.threaded)
     except BodyTimeout:
         if authorised.give_up():
             await finish(in_thread(ledger, lambda: run.release("late-entry")))

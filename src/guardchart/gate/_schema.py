@@ -57,7 +57,10 @@ class Shape(Protocol):
 
 # --- errors ------------------------------------------------------------------------------------
 
-_DERIVED = ("{error}", "{tag}", "{actual_length}", "{actual_type}", "{input_value}")
+_DERIVED = (
+    *("{error}", "{tag}", "{actual_length}", "{actual_type}", "{input_value}"),
+    *("{encoding_error}", "{tz_actual}"),
+)
 _AUTHORED = frozenset({"value_error", "assertion_error", "custom_error"})
 _SHOWN = 5
 
@@ -75,7 +78,7 @@ def _message(error: Mapping[str, Any]) -> str:
         return kind
     cut = min((template.find(d) for d in _DERIVED if d in template), default=-1)
     if cut < 0:
-        return str(error["msg"])
+        return str(known.message())  # pydantic's text: an author may use its names for his own
     head = template[:cut].rpartition(",")[0]
     for name, value in (ctx or {}).items():
         head = head.replace("{" + name + "}", str(value))

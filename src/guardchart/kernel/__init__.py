@@ -15,15 +15,8 @@ from guardchart.kernel._analysis import (
     unreachable,
 )
 from guardchart.kernel._callables import action, guard, service, service_form
-from guardchart.kernel._compile import (
-    Action,
-    Invoke,
-    Machine,
-    StateNode,
-    TimerDef,
-    Transition,
-    create_machine,
-)
+from guardchart.kernel._compile import Machine, create_machine
+from guardchart.kernel._configuration import Configuration
 from guardchart.kernel._draft import ActionInfo, Draft, Scope
 from guardchart.kernel._effects import (
     CancelSend,
@@ -50,7 +43,7 @@ from guardchart.kernel._events import (
     fired,
     observed,
 )
-from guardchart.kernel._plan import Configuration
+from guardchart.kernel._nodes import Action, Invoke, StateNode, TimerDef, Transition
 from guardchart.kernel._snapshot import (
     Drift,
     dump,

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 from guardchart.errors import StepError
 from guardchart.kernel._events import DONE_STATE, Event, as_event, is_reserved
 from guardchart.kernel._mermaid import to_mermaid
+from guardchart.kernel._nodes import descend
 from guardchart.kernel._run import Fault, Run
 
 if TYPE_CHECKING:
-    from guardchart.kernel._compile import Machine, StateNode, Transition
-    from guardchart.kernel._plan import Configuration, Selection
+    from guardchart.kernel._compile import Machine
+    from guardchart.kernel._configuration import Configuration, Selection
+    from guardchart.kernel._nodes import StateNode, Transition
     from guardchart.kernel._state import Snapshot
 
 __all__ = [
@@ -61,8 +63,7 @@ def matches(snapshot: Snapshot, state: str | Mapping[str, Any]) -> bool:
         True when it (every state it names) is active; False otherwise, also for a name
         the chart does not have.
 
-    >>> from guardchart.kernel._compile import create_machine
-    >>> from guardchart.kernel._step import initial_transition
+    >>> from guardchart.kernel import create_machine, initial_transition
     >>> machine = create_machine({"id": "lamp", "initial": "off", "states": {"off": {}}})
     >>> snapshot = initial_transition(machine)[0]
     >>> matches(snapshot, "off"), matches(snapshot, "lamp.off"), matches(snapshot, "on")
@@ -74,15 +75,10 @@ def matches(snapshot: Snapshot, state: str | Mapping[str, Any]) -> bool:
     root = config.machine.root
     if isinstance(state, str):
         node = config.machine.nodes.get(state.removeprefix("#"))
-        return (node if node is not None else _descend(root, state)) in config.active
+        if node is None and state:
+            node = descend(root, state)
+        return node in config.active
     return _matches_value(root, state, config)
-
-
-def _descend(root: StateNode, path: str) -> StateNode | None:
-    node: StateNode | None = root
-    for key in path.split("."):
-        node = None if node is None else node.states.get(key)
-    return node
 
 
 def _matches_value(node: StateNode, value: Any, config: Configuration) -> bool:
@@ -109,8 +105,7 @@ def accepted_events(snapshot: Snapshot) -> tuple[str, ...]:
     Returns:
         The types in document order; none once the machine is done or in error.
 
-    >>> from guardchart.kernel._compile import create_machine
-    >>> from guardchart.kernel._step import initial_transition
+    >>> from guardchart.kernel import create_machine, initial_transition
     >>> machine = create_machine({"id": "lamp", "initial": "off", "states": {
     ...     "off": {"on": {"TOGGLE": "on"}}, "on": {"on": {"BREAK": "off"}}}})
     >>> accepted_events(initial_transition(machine)[0])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from guardchart.errors import ChartError
 from guardchart.kernel import _digest
@@ -19,194 +19,36 @@ from guardchart.kernel._callables import (
     form_of,
     refuse_async,
 )
-from guardchart.kernel._config import (
+from guardchart.kernel._checks import check_eventless, check_invoke_ids, check_joint
+from guardchart.kernel._config import copy_config, read_chart
+from guardchart.kernel._configuration import Configuration, PlanCache
+from guardchart.kernel._delays import checked_delay, literal_delay
+from guardchart.kernel._events import DONE_ACTOR, DONE_STATE, ERROR_ACTOR, SNAPSHOT_ACTOR
+from guardchart.kernel._guards import bind_guard
+from guardchart.kernel._nodes import (
+    Action,
+    Invoke,
+    StateNode,
+    TimerDef,
+    Transition,
+    descend,
+    find_by_id,
+)
+from guardchart.kernel._purity import watched
+from guardchart.kernel._specs import (
     ActionSpec,
     ChartSpec,
     GuardSpec,
     InvokeSpec,
     NodeSpec,
     TransitionSpec,
-    checked_delay,
-    copy_config,
-    literal_delay,
-    read_chart,
     source_name,
 )
-from guardchart.kernel._draft import ActionInfo
-from guardchart.kernel._events import AFTER, DONE_ACTOR, DONE_STATE, ERROR_ACTOR, SNAPSHOT_ACTOR
-from guardchart.kernel._guards import Guard, bind_guard
-from guardchart.kernel._plan import Configuration, PlanCache
-from guardchart.kernel._purity import watched
 
 if TYPE_CHECKING:
     from guardchart.kernel._state import Snapshot
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
-
-
-class Action:
-    """A bound action: ``form`` 2, 3 or 4 is how many arguments ``fn`` takes."""
-
-    __slots__ = ("fn", "form", "info", "name", "params")
-
-    def __init__(self, spec: ActionSpec, fn: Callable[..., Any] | None, form: int) -> None:
-        self.name = spec.name
-        self.params = spec.params
-        self.info = ActionInfo(spec.name, spec.params)
-        self.fn = cast("Callable[..., Any]", fn)
-        self.form = form
-
-
-class Transition:
-    """A transition with its targets resolved. Compared and hashed by identity."""
-
-    __slots__ = (
-        "actions", "description", "descriptor", "guard", "idle", "meta", "reenter", "source",
-        "spec", "targets",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        source: StateNode,
-        descriptor: str,
-        spec: TransitionSpec,
-        targets: tuple[StateNode, ...],
-        guard: Guard | None,
-        actions: tuple[Action, ...],
-    ) -> None:
-        self.source = source
-        self.descriptor = descriptor
-        self.spec = spec
-        self.targets = targets
-        self.guard = guard
-        self.actions = actions
-        self.reenter = spec.reenter
-        self.meta = MappingProxyType(dict(spec.meta))
-        self.description = spec.description
-        self.idle = not targets and not actions
-
-    def __repr__(self) -> str:
-        return f"<Transition {self.source.id} on {self.descriptor!r}>"
-
-
-class Invoke:
-    """A service that runs while its state is active."""
-
-    __slots__ = ("description", "id", "input", "meta", "service", "settle", "spec", "src")
-
-    def __init__(self, spec: InvokeSpec, id: str, service: Any) -> None:
-        self.spec = spec
-        self.id = id
-        self.src = source_name(spec.src)
-        self.input = spec.input
-        self.service = service
-        self.settle: Callable[..., Any] | None = getattr(service, "settle", None)
-        self.meta = MappingProxyType(dict(spec.meta))
-        self.description = spec.description
-
-
-class TimerDef:
-    """An ``after`` delay of a state; ``delay`` is milliseconds or a function (context, event)."""
-
-    __slots__ = ("delay", "event_type", "id", "name")
-
-    def __init__(self, name: str, state_id: str, delay: Any) -> None:
-        self.name = name
-        self.id = f"{name}.{state_id}"
-        self.event_type = AFTER + self.id
-        self.delay = delay
-
-
-class StateNode:
-    """One state of a compiled machine.
-
-    ``order`` is its place in the document and ``last`` that of its last descendant, so that
-    containment is two comparisons. ``states`` maps keys to children, history states included;
-    ``children`` leaves those out.
-    """
-
-    __slots__ = (
-        "_nodes",
-        "always",
-        "ancestors",
-        "children",
-        "description",
-        "entry",
-        "exit",
-        "histories",
-        "history",
-        "history_target",
-        "id",
-        "initial",
-        "invokes",
-        "key",
-        "last",
-        "machine_id",
-        "meta",
-        "on",
-        "order",
-        "output",
-        "parent",
-        "path",
-        "root",
-        "spec",
-        "states",
-        "tags",
-        "timers",
-        "type",
-        "wildcards",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        spec: NodeSpec,
-        machine_id: str,
-        parent: StateNode | None,
-        order: int,
-        nodes: Mapping[str, StateNode],
-    ) -> None:
-        self.spec = spec
-        self.machine_id = machine_id
-        self.key = spec.key or machine_id
-        self.parent = parent
-        self.path: tuple[str, ...] = () if parent is None else (*parent.path, spec.key)
-        self.id = spec.id or ".".join((machine_id, *self.path))
-        self.type = spec.type
-        self.meta: Mapping[str, Any] = MappingProxyType(dict(spec.meta))
-        self.tags = spec.tags
-        self.description = spec.description
-        self.output = spec.output
-        self.history = spec.history
-        self.history_target: tuple[StateNode, ...] = ()
-        self.histories: tuple[StateNode, ...] = ()
-        self.order = order
-        self.last = order
-        self.ancestors: tuple[StateNode, ...] = (
-            () if parent is None else (parent, *parent.ancestors)
-        )
-        self.root: StateNode = self if parent is None else parent.root
-        self._nodes: Mapping[str, StateNode] = nodes
-        self.states: Mapping[str, StateNode] = _NOTHING
-        self.children: tuple[StateNode, ...] = ()
-        self.initial: Transition | None = None
-        self.on: Mapping[str, tuple[Transition, ...]] = _NOTHING
-        self.wildcards: tuple[str, ...] = ()
-        self.always: tuple[Transition, ...] = ()
-        self.entry: tuple[Action, ...] = ()
-        self.exit: tuple[Action, ...] = ()
-        self.invokes: tuple[Invoke, ...] = ()
-        self.timers: tuple[TimerDef, ...] = ()
-
-    def contains(self, other: StateNode) -> bool:
-        """Tell whether ``other`` is a proper descendant."""
-        return self.order < other.order <= self.last
-
-    def recorded(self, ids: Iterable[str]) -> tuple[StateNode, ...]:
-        """Return the states that a history record names."""
-        return tuple(self._nodes[one] for one in ids)
-
-    def __repr__(self) -> str:
-        return f"<StateNode {self.id}>"
 
 
 class Machine:
@@ -359,24 +201,6 @@ def _finish(machine: Machine) -> Machine:
     return machine
 
 
-def find_by_id(nodes: Mapping[str, StateNode], text: str) -> StateNode | None:
-    """Look up ``id`` or ``id.path``; the longest id that fits is the base of the path."""
-    base = text
-    while base:
-        node = nodes.get(base)
-        if node is not None:
-            return _descend(node, text[len(base) + 1 :])
-        base = base.rpartition(".")[0]
-    return None
-
-
-def _descend(node: StateNode, path: str) -> StateNode | None:
-    found: StateNode | None = node
-    for key in path.split(".") if path else ():
-        found = found.states.get(key) if found is not None else None
-    return found
-
-
 class _Builder:
     """Builds the nodes of one machine; thrown away afterwards."""
 
@@ -396,8 +220,8 @@ class _Builder:
         self.root = self.node(spec.root, None)
         for node in self.order:
             self.wire(node)
-        _check_invoke_ids(self.order)
-        _check_eventless(self.order)
+        check_invoke_ids(self.order)
+        check_eventless(self.order)
 
     def node(self, spec: NodeSpec, parent: StateNode | None) -> StateNode:
         node = StateNode(spec, self.spec.id, parent, len(self.order), self.nodes)
@@ -456,9 +280,7 @@ class _Builder:
         targets = self.targets(node, spec.targets, spec.path)
         guard = None
         if spec.guard is not None:
-            guard = bind_guard(
-                spec.guard, self.guard_fn, lambda text, path: self.named_state(text, path)
-            )
+            guard = bind_guard(spec.guard, self.guard_fn, self.named_state)
         return Transition(node, descriptor, spec, targets, guard, self.actions(spec.actions))
 
     def targets(
@@ -470,7 +292,7 @@ class _Builder:
             node = self.target(source, text, where)
             if node not in found:
                 found.append(node)
-        _check_joint(found, path)
+        check_joint(found, path)
         return tuple(found)
 
     def target(self, source: StateNode, text: str, path: str) -> StateNode:
@@ -478,13 +300,13 @@ class _Builder:
         if text.startswith("#"):
             found = find_by_id(self.nodes, text[1:])
         elif text.startswith("."):
-            found = _descend(source, text[1:])
+            found = descend(source, text[1:])
         elif source.parent is None:
-            if _descend(source, text) is not None:
+            if descend(source, text) is not None:
                 raise ChartError(f"a target from the root is written '.{text}'", path=path)
             found = None
         else:
-            found = _descend(source.parent, text)
+            found = descend(source.parent, text)
         if found is None:
             raise ChartError(f"unknown target {text!r}", path=path)
         return found
@@ -500,13 +322,13 @@ class _Builder:
         for text in spec.targets:
             target = find_by_id(self.nodes, text[1:]) if text.startswith("#") else None
             if target is None:
-                target = _descend(node, text.removeprefix("."))
+                target = descend(node, text.removeprefix("."))
             if target is None or not node.contains(target):
                 raise ChartError(f"unknown initial state {text!r}", path=spec.path)
             if target.parent is node and target.type == "history" and not target.spec.target:
                 raise ChartError("a history state that is initial needs a target", path=spec.path)
             found.append(target)
-        _check_joint(found, spec.path)
+        check_joint(found, spec.path)
         return Transition(node, "", spec, tuple(found), None, self.actions(spec.actions))
 
     def history_target(self, node: StateNode) -> tuple[StateNode, ...]:
@@ -586,87 +408,3 @@ def _table(logic: Any, kind: str) -> Mapping[str, Any]:
     if not isinstance(found, Mapping):
         raise ChartError(f"logic.{kind} must be a dict of name and function")
     return found
-
-
-def _common_ancestor(a: StateNode, b: StateNode) -> StateNode | None:
-    return next((node for node in a.ancestors if node.contains(b)), None)
-
-
-def _together(a: StateNode, b: StateNode) -> bool:
-    """Tell whether two states can be active at once."""
-    if a is b or a.contains(b) or b.contains(a):
-        return True
-    common = _common_ancestor(a, b)
-    return common is not None and common.type == "parallel"
-
-
-def _check_joint(targets: list[StateNode], path: str) -> None:
-    for i, a in enumerate(targets):
-        for b in targets[i + 1 :]:
-            if not _together(a, b):
-                raise ChartError("these targets cannot be active together", path=path + ".target")
-
-
-def _check_invoke_ids(order: list[StateNode]) -> None:
-    users: dict[str, list[StateNode]] = {}
-    for node in order:
-        for invoke in node.invokes:
-            for other in users.setdefault(invoke.id, []):
-                if _together(node, other):
-                    raise ChartError(
-                        f"the invoke id {invoke.id!r} is used twice by states that can be "
-                        "active together",
-                        path=invoke.spec.path,
-                    )
-            users[invoke.id].append(node)
-
-
-def _check_eventless(order: list[StateNode]) -> None:
-    """Refuse a cycle made of unguarded first ``always`` candidates alone.
-
-    A leaf follows the innermost ``always`` at or above it, as selection would; a move that
-    ends where it began changes nothing and stops, so it is no cycle.
-    """
-    for start in order:
-        if start.children or start.type == "history":
-            continue
-        seen: list[StateNode] = []
-        leaf: StateNode | None = start
-        while leaf is not None and leaf not in seen:
-            seen.append(leaf)
-            following = _follow(leaf)
-            leaf = None if following is leaf else following
-        if leaf is not None:
-            culprit = next(n for n in (leaf, *leaf.ancestors) if n.always)
-            raise ChartError(
-                "eventless transitions without a guard form a cycle",
-                path=culprit.spec.path + ".always",
-            )
-
-
-def _follow(leaf: StateNode) -> StateNode | None:
-    source = next((n for n in (leaf, *leaf.ancestors) if n.always), None)
-    if source is None:
-        return None
-    first = source.always[0]
-    if first.guard is not None or len(first.targets) != 1:
-        return None
-    target = first.targets[0]
-    if target is source and not source.children and not first.reenter:
-        return leaf
-    while target.type == "compound":
-        assert target.initial is not None
-        if len(target.initial.targets) != 1:
-            return None
-        target = target.initial.targets[0]
-    if target.children or target.type == "history" or _region(target) is not _region(leaf):
-        return None
-    return target
-
-
-def _region(node: StateNode) -> StateNode | None:
-    """The innermost region (child of a parallel state) that holds the node."""
-    for one in (node, *node.ancestors):
-        if one.parent is not None and one.parent.type == "parallel":
-            return one
-    return None

@@ -7,27 +7,28 @@ may stand where and what shapes they take. Every error carries the JSON path of 
 from __future__ import annotations
 
 import json
-import math
 import re
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from guardchart.errors import ChartError
+from guardchart.kernel._delays import literal_delay
+from guardchart.kernel._specs import (
+    MISSING,
+    ActionSpec,
+    ChartSpec,
+    GuardSpec,
+    InvokeSpec,
+    NodeSpec,
+    Path,
+    TransitionSpec,
+    qualified_name,
+)
 
-Path = str
 DEFAULT_MAX_MICROSTEPS: Final = 1_000
 
-
-class _Missing:
-    """The type of `MISSING`, which marks a key that is absent (None is a value)."""
-
-    def __repr__(self) -> str:
-        return "<missing>"
-
-
-MISSING: Final = _Missing()
 
 _COMMON = {"id", "type", "tags", "meta", "description"}
 _FINAL = _COMMON | {"entry", "exit", "output"}
@@ -61,95 +62,8 @@ _REFUSED = {
 }
 _POLICIES = ("fail", "rollback", "continue")
 _TYPES = ("atomic", "compound", "parallel", "final", "history")
+_WILDCARD = re.compile(r"\*|[^*]+\.\*")
 _COMPOSITES = ("and", "or", "not", "stateIn")
-
-
-@dataclass(frozen=True, slots=True)
-class ActionSpec:
-    """An action as the chart names it, or a function given in place of a name."""
-
-    name: str
-    fn: Callable[..., Any] | None
-    params: Any
-    path: Path
-
-
-@dataclass(frozen=True, slots=True)
-class GuardSpec:
-    """A guard: ``kind`` is ``name``, ``and``, ``or``, ``not`` or ``stateIn``."""
-
-    kind: str
-    name: str
-    fn: Callable[..., Any] | None
-    params: Any
-    guards: tuple[GuardSpec, ...]
-    path: Path
-
-
-@dataclass(frozen=True, slots=True)
-class TransitionSpec:
-    """A transition whose targets are still text."""
-
-    targets: tuple[str, ...]
-    guard: GuardSpec | None
-    actions: tuple[ActionSpec, ...]
-    reenter: bool
-    description: str | None
-    meta: Mapping[str, Any]
-    path: Path
-
-
-@dataclass(frozen=True, slots=True)
-class InvokeSpec:
-    """An invoke; ``src`` is a name, a function or a machine."""
-
-    id: str | None
-    src: Any
-    input: Any
-    on_done: tuple[TransitionSpec, ...]
-    on_error: tuple[TransitionSpec, ...]
-    on_snapshot: tuple[TransitionSpec, ...]
-    description: str | None
-    meta: Mapping[str, Any]
-    path: Path
-
-
-@dataclass(frozen=True, slots=True)
-class NodeSpec:
-    """A state. ``initial`` is what following it means; None for other than compound."""
-
-    key: str
-    path: Path
-    id: str | None
-    type: str
-    initial: TransitionSpec | None
-    states: Mapping[str, NodeSpec]
-    on: tuple[tuple[str, tuple[TransitionSpec, ...]], ...]
-    always: tuple[TransitionSpec, ...]
-    after: tuple[tuple[str, tuple[TransitionSpec, ...]], ...]
-    on_done: tuple[TransitionSpec, ...]
-    entry: tuple[ActionSpec, ...]
-    exit: tuple[ActionSpec, ...]
-    invokes: tuple[InvokeSpec, ...]
-    tags: frozenset[str]
-    output: Any
-    history: str
-    target: tuple[str, ...]
-    meta: Mapping[str, Any]
-    description: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class ChartSpec:
-    """A whole chart."""
-
-    id: str
-    version: str | None
-    context: Mapping[str, Any]
-    strict: bool
-    policy: str
-    max_microsteps: int
-    root: NodeSpec
 
 
 @dataclass(slots=True)
@@ -457,64 +371,6 @@ def copy_config(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [copy_config(item) for item in value]
     return value
-
-
-def qualified_name(fn: Any) -> str:
-    """Return the stable name under which a function given in a chart enters the digest."""
-    inner = getattr(fn, "func", fn)
-    name = getattr(inner, "__qualname__", type(inner).__qualname__)
-    return f"{getattr(inner, '__module__', '')}.{name}"
-
-
-def source_name(src: Any) -> str:
-    """Return what a snapshot calls the source of a child: its name, or a machine's id."""
-    if isinstance(src, str):
-        return src
-    named = getattr(src, "source_name", None)
-    return named if isinstance(named, str) else qualified_name(src)
-
-
-_ISO = re.compile(
-    r"P(?:(?P<w>\d+(?:\.\d+)?)W)?(?:(?P<d>\d+(?:\.\d+)?)D)?"
-    r"(?:T(?:(?P<h>\d+(?:\.\d+)?)H)?(?:(?P<m>\d+(?:\.\d+)?)M)?(?:(?P<s>\d+(?:\.\d+)?)S)?)?"
-)
-_UNITS_MS = {"w": 604_800_000, "d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1_000}
-_WILDCARD = re.compile(r"\*|[^*]+\.\*")
-_NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
-
-
-def literal_delay(text: str, path: Path = "") -> float | None:
-    """Return the milliseconds a number or an ISO-8601 duration says; None for a name.
-
-    Years and months have no fixed length and are no durations here.
-
-    Raises:
-        ChartError: a number that is negative or not finite.
-
-    >>> literal_delay("PT1.5S"), literal_delay("250"), literal_delay("modelTimeout")
-    (1500, 250, None)
-    """
-    if _NUMBER.fullmatch(text):
-        return checked_delay(float(text), path)
-    match = _ISO.fullmatch(text)
-    if match is None or text[-1] in "PT" or not any(match.groupdict().values()):
-        return None
-    total = math.fsum(float(n) * _UNITS_MS[u] for u, n in match.groupdict().items() if n)
-    return checked_delay(total, path)
-
-
-def checked_delay(value: Any, path: Path = "") -> float:
-    """Return a delay in milliseconds, whole where it can be; refuse what is none."""
-    if isinstance(value, str):
-        found = literal_delay(value, path)
-        if found is None:
-            raise ChartError("a delay must be milliseconds or an ISO-8601 duration", path=path)
-        return found
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ChartError("a delay must be milliseconds or an ISO-8601 duration", path=path)
-    if not math.isfinite(value) or value < 0:
-        raise ChartError("a delay must be finite and not negative", path=path)
-    return int(value) if float(value).is_integer() else value
 
 
 def _parse(text: str) -> Any:

@@ -12,10 +12,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
-from guardchart.kernel._config import MISSING, ChartSpec, qualified_name
+from guardchart.kernel._specs import MISSING, ChartSpec, qualified_name
 
 if TYPE_CHECKING:
-    from guardchart.kernel._compile import StateNode
+    from guardchart.kernel._nodes import StateNode
 
 _SKIPPED = frozenset({"path", "description"})
 

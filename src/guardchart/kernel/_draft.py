@@ -13,13 +13,13 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from guardchart.errors import StepError
-from guardchart.kernel._config import checked_delay
+from guardchart.kernel._delays import checked_delay
 from guardchart.kernel._effects import CancelSend, Effect, Emit, Log, Send
 from guardchart.kernel._events import Event, as_event, is_reserved
 from guardchart.kernel._state import DelayedSend
 
 if TYPE_CHECKING:
-    from guardchart.kernel._compile import StateNode
+    from guardchart.kernel._nodes import StateNode
     from guardchart.kernel._run import Run
 
 _SCALARS: Final = frozenset({str, int, float, bool, type(None), bytes, complex})

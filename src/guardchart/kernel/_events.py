@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from guardchart.errors import StepError
 
 if TYPE_CHECKING:
-    from guardchart.kernel._compile import StateNode
+    from guardchart.kernel._nodes import StateNode
 
 RESERVED_PREFIXES = ("xstate.", "guardchart.")
 INIT = "xstate.init"

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from guardchart.errors import ChartError, StepError
 from guardchart.kernel._callables import GUARD_FORMS, form_of, refuse_async
-from guardchart.kernel._config import GuardSpec
 from guardchart.kernel._events import Event
+from guardchart.kernel._specs import GuardSpec
 
 if TYPE_CHECKING:
-    from guardchart.kernel._compile import StateNode
-    from guardchart.kernel._plan import Configuration
+    from guardchart.kernel._configuration import Configuration
+    from guardchart.kernel._nodes import StateNode
 
 Test = Callable[[Mapping[str, Any], Event, "Configuration"], bool]
 

@@ -17,8 +17,9 @@ from guardchart.kernel._events import Event, is_reserved
 from guardchart.kernel._state import EMPTY, NO_REST, Child, DelayedSend, Rest, Snapshot, Timer
 
 if TYPE_CHECKING:
-    from guardchart.kernel._compile import Invoke, Machine, StateNode
-    from guardchart.kernel._plan import Configuration
+    from guardchart.kernel._compile import Machine
+    from guardchart.kernel._configuration import Configuration
+    from guardchart.kernel._nodes import Invoke, StateNode
 
 __all__ = ["KNOWN", "REQUIRED", "LegalReader", "check_keys", "check_object"]
 

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 from guardchart.kernel._events import AFTER, DONE_ACTOR, DONE_STATE, ERROR_ACTOR, SNAPSHOT_ACTOR
 
 if TYPE_CHECKING:
-    from guardchart.kernel._compile import Action, Machine, StateNode, Transition
-    from guardchart.kernel._config import GuardSpec
+    from guardchart.kernel._compile import Machine
+    from guardchart.kernel._nodes import Action, StateNode, Transition
+    from guardchart.kernel._specs import GuardSpec
     from guardchart.kernel._state import Snapshot
 
 __all__ = ["to_mermaid"]
@@ -38,7 +39,7 @@ def to_mermaid(machine: Machine, snapshot: Snapshot | None = None) -> str:
     Returns:
         The text, the same for the same chart, ending in a newline.
 
-    >>> from guardchart.kernel._compile import create_machine
+    >>> from guardchart.kernel import create_machine
     >>> print(to_mermaid(create_machine({"id": "lamp", "initial": "off", "states": {
     ...     "off": {"on": {"TOGGLE": "on"}}, "on": {}}})), end="")
     stateDiagram-v2

@@ -12,7 +12,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from guardchart.errors import StepError
-from guardchart.kernel._config import MISSING, checked_delay, source_name
+from guardchart.kernel._configuration import Candidate, Selection
+from guardchart.kernel._delays import checked_delay
 from guardchart.kernel._draft import Draft, Scope
 from guardchart.kernel._effects import (
     NO_EFFECTS,
@@ -33,12 +34,11 @@ from guardchart.kernel._plan import (
     DONE,
     START,
     STOP,
-    Candidate,
     Chosen,
     Completion,
     Plan,
-    Selection,
 )
+from guardchart.kernel._specs import MISSING, source_name
 from guardchart.kernel._state import (
     EMPTY,
     Child,
@@ -52,7 +52,8 @@ from guardchart.kernel._state import (
 )
 
 if TYPE_CHECKING:
-    from guardchart.kernel._compile import Action, Invoke, Machine, StateNode, Transition
+    from guardchart.kernel._compile import Machine
+    from guardchart.kernel._nodes import Action, Invoke, StateNode, Transition
 
 StepResult = tuple[Snapshot, Effects, Receipt]
 _new = tuple.__new__

@@ -82,8 +82,7 @@ def dump(
         SnapshotError: The context, an input or the output is not JSON or is beyond a cap;
             the path says where. The snapshot is unchanged.
 
-    >>> from guardchart.kernel._compile import create_machine
-    >>> from guardchart.kernel._step import initial_transition
+    >>> from guardchart.kernel import create_machine, initial_transition
     >>> machine = create_machine({"id": "lamp", "initial": "off", "states": {"off": {}}})
     >>> dump(initial_transition(machine)[0])["state_ids"]
     ['lamp.off']

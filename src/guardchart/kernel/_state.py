@@ -14,7 +14,7 @@ from guardchart.kernel._events import Event
 
 if TYPE_CHECKING:
     from guardchart.kernel._compile import Machine
-    from guardchart.kernel._plan import Configuration
+    from guardchart.kernel._configuration import Configuration
 
 Status = Literal["active", "done", "error"]
 ReceiptStatus = Literal["taken", "denied", "forbidden", "ignored", "dropped"]

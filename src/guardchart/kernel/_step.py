@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from guardchart.errors import GuardchartError, StepError
+from guardchart.kernel._configuration import Candidate, Configuration, Row
 from guardchart.kernel._draft import clone
 from guardchart.kernel._effects import NO_EFFECTS, Effect, Effects, Send
 from guardchart.kernel._events import (
@@ -31,7 +32,7 @@ from guardchart.kernel._events import (
     is_reserved,
 )
 from guardchart.kernel._guards import verdict
-from guardchart.kernel._plan import Candidate, Chosen, Configuration, Plan, Row
+from guardchart.kernel._plan import Chosen, Plan
 from guardchart.kernel._run import FORBIDDEN, TAKEN, Fault, Run, StepResult, merge, stops
 from guardchart.kernel._state import (
     EMPTY,

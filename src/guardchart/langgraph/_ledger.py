@@ -109,6 +109,7 @@ class DeferredLedger:
             if asyncio.get_running_loop() is saver.loop:
                 rows = await _databases(saver)
             else:
+                _check_running(saver)
                 future = asyncio.run_coroutine_threadsafe(_databases(saver), saver.loop)
                 rows = await asyncio.wrap_future(future)
             self._keep(rows)
@@ -132,11 +133,7 @@ class DeferredLedger:
                     "ledger_for: the ledger of an AsyncSqliteSaver was first used inside its own "
                     "event loop; run the graph with ainvoke, or `await ledger.aresolve()` once"
                 )
-            if not saver.loop.is_running():
-                raise AgentConfigError(
-                    "ledger_for: the event loop of the AsyncSqliteSaver does not run; "
-                    "use the ledger while the saver is open"
-                )
+            _check_running(saver)
             self._keep(asyncio.run_coroutine_threadsafe(_databases(saver), saver.loop).result())
         return self._ledger
 
@@ -155,6 +152,14 @@ class DeferredLedger:
         if name.startswith("__"):
             raise AttributeError(name)
         return getattr(self.resolve(), name)
+
+
+def _check_running(saver: Any) -> None:
+    if not saver.loop.is_running():  # whatever is handed to it would wait for ever
+        raise AgentConfigError(
+            "ledger_for: the event loop of the AsyncSqliteSaver does not run; "
+            "use the ledger while the saver is open"
+        )
 
 
 async def _databases(saver: Any) -> list[Any]:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 from langgraph.types import Command
 
-from guardchart.errors import AgentConfigError, QueueFullError, StepError, StoreError
+from guardchart.errors import (
+    AgentConfigError,
+    QueueFullError,
+    SnapshotError,
+    StepError,
+    StoreError,
+)
 from guardchart.kernel import Receipt, Snapshot, dump
 from guardchart.langgraph._view import StatechartView, receipt_json
 from guardchart.langgraph._visit import Visit
@@ -47,7 +54,7 @@ def close(visit: Visit, interpreter: Any, receipt: Receipt | None) -> Any:
         or snapshot.status != before.status
         or visit.rewrite
     ):
-        update = _written(visit, interpreter)
+        snapshot, update = _fitting(visit, interpreter)
     if settings.event_key is not None and visit.consumed:
         update[settings.event_key] = None
     if settings.result_to_state is None:
@@ -74,10 +81,26 @@ def _raise_fault(visit: Visit, interpreter: Any, receipt: Receipt | None) -> Non
         raise receipt.error
 
 
-def _written(visit: Visit, interpreter: Any) -> dict[str, Any]:
-    settings = visit.settings
+def _fitting(visit: Visit, interpreter: Any) -> tuple[Snapshot, dict[str, Any]]:
+    """The snapshot and its update; of a loop that is too large to be saved, what can be.
+
+    Raising would leave the thread with the snapshot it had, and raise again at every event: a
+    side effect that ran could never be told to the model.
+    """
     snapshot: Snapshot = interpreter.snapshot
-    data = _dumped(visit, interpreter)
+    try:
+        return snapshot, _written(visit, interpreter, snapshot)
+    except SnapshotError:
+        agent = visit.settings.agent
+        for fewer in () if agent is None else agent.smaller(snapshot.machine, snapshot):
+            with contextlib.suppress(SnapshotError):
+                return fewer, _written(visit, interpreter, fewer)
+        raise
+
+
+def _written(visit: Visit, interpreter: Any, snapshot: Snapshot) -> dict[str, Any]:
+    settings = visit.settings
+    data = _dumped(visit, interpreter, snapshot)
     update: dict[str, Any] = {settings.state_key: data}
     if visit.conversation is not None:
         said = snapshot.context.get("messages") or ()
@@ -92,16 +115,16 @@ def _written(visit: Visit, interpreter: Any) -> dict[str, Any]:
     return update
 
 
-def _dumped(visit: Visit, interpreter: Any) -> dict[str, Any]:
+def _dumped(visit: Visit, interpreter: Any, snapshot: Snapshot) -> dict[str, Any]:
     """The snapshot as JSON types, without a conversation that the channel holds.
 
     Raises:
         AgentConfigError: Nobody could load it again.
     """
-    snapshot: Snapshot = interpreter.snapshot
+    own = snapshot is interpreter.snapshot
     if visit.conversation is None:
-        data: dict[str, Any] = interpreter.dump()
-    elif interpreter.actors:
+        data: dict[str, Any] = interpreter.dump() if own else dump(snapshot)
+    elif interpreter.actors and own:
         data = interpreter.dump()
         data["context"]["messages"] = []
     else:

@@ -103,9 +103,9 @@ def refusal(status: str, event_type: str | None, reason: str) -> dict[str, Any]:
 
 def _shown(event_type: str | None) -> str | None:
     """An event's type may come from anywhere: bounded, and text that every store can hold."""
-    if event_type is None or (event_type.isascii() and len(event_type) <= _TYPE_CHARS):
-        return event_type
-    return event_type[:_TYPE_CHARS].encode("utf-8", "replace").decode()
+    if event_type is None:
+        return None
+    return event_type[:_TYPE_CHARS].encode("utf-8", "replace").decode().replace("\0", "\ufffd")
 
 
 class TransitionStream:

@@ -6,6 +6,7 @@ it waits.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import uuid
 from collections.abc import Iterable
@@ -265,7 +266,7 @@ class InterpreterBase(InterpreterSteps):
             plugins=self._plugins.items,
             scope=self.host.scope,
             ledger=self._ledger,
-            run=self.host.run,
+            run=_nonce_of(self.host.run, invocation.key),
             input=invocation.input,
             max_queue=self.max_queue,
             parent=self,
@@ -448,6 +449,15 @@ class InterpreterBase(InterpreterSteps):
     def quiet(self) -> bool:
         """Whether nothing is queued or being processed (services may be in flight)."""
         return not self._queue and not self._driving
+
+
+def _nonce_of(run: str, key: str) -> str:
+    """The nonce of a child's life: another one each time it is started, the same on a retry.
+
+    A child counts its batches from the beginning whenever its state is entered. Under its
+    parent's nonce what it proposes the second time would pass for what it did the first time.
+    """
+    return hashlib.sha256(f"{run}\0{key}".encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
 def _exception_of(event: AnyEvent) -> BaseException | None:

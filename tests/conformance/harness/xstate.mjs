@@ -65,7 +65,7 @@ function run({ chart, moves }) {
       if (type === 'xstate.raise' && typeof params.delay === 'number') {
         timers[params.id.slice('xstate.after.'.length)] = now + params.delay;
       } else if (type === 'xstate.cancel') {
-        delete timers[String(params).slice('xstate.after.'.length)];
+        delete timers[params.sendId.slice('xstate.after.'.length)];
       }
     }
     if (snapshot.status !== 'active') timers = {};

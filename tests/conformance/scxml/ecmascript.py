@@ -48,6 +48,19 @@ def is_identifier(text: str) -> bool:
     return re.fullmatch(r"[A-Za-z_$][\w$]*", text) is not None and text not in _WORDS
 
 
+def place(text: str) -> Tree:
+    """The syntax of a place to assign to.
+
+    Raises:
+        ScriptError: It is none.
+    """
+    parser = _Parser(text)
+    tree = parser.expression()
+    if parser.more() or tree[0] not in ("name", "member"):
+        raise ScriptError("SyntaxError: not a place to assign to")
+    return tree
+
+
 class _Parser:
     def __init__(self, text: str) -> None:
         self.tokens: list[tuple[str, str]] = []

@@ -77,6 +77,11 @@ class Node:
         """This element and all below it, in document order."""
         return [self] + [below for child in self.elements for below in child.walk()]
 
+    def own(self) -> list[Node]:
+        """As `walk`, without what belongs to a document inside of this one."""
+        inner = [child for child in self.elements if child.tag != "scxml"]
+        return [self] + [below for child in inner for below in child.own()]
+
     def getElementsByTagName(self, tag: str) -> list[Node]:  # noqa: N802
         return [node for node in self.walk()[1:] if node.tag == tag]
 
