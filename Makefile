@@ -6,7 +6,7 @@
 #   make demo MODEL=openai:<name>        with a real model (or anthropic:<name>)
 #   make test ARGS="-k approval -x"      any pytest arguments
 
-.PHONY: demo test lint slow bench conformance negative-control wheel format clean
+.PHONY: demo test suites lint slow bench conformance negative-control wheel format clean
 .DELETE_ON_ERROR:
 
 VENV ?= .venv
@@ -31,15 +31,19 @@ demo: $(VENV)/.stamp-demo
 	@GUARDCHART_DEMO_LEDGER="$(LEDGER)" GUARDCHART_DEMO_MODEL="$(MODEL)" \
 		$(PY) -m examples.harden_one_node $(ARGS)
 
-test: $(VENV)/.stamp-dev
+test: $(VENV)/.stamp-dev suites
 	$(PYTEST) $(PARALLEL) $(ARGS)
+
+# Outside suites, fetched once and kept outside of the tree. Without them their tests are skipped.
+suites: $(VENV)/.stamp-dev
+	@$(PY) -m tests.conformance.scxml.fetch
 
 slow: $(VENV)/.stamp-dev
 	$(PYTEST) -m slow $(ARGS)
 
 conformance: $(VENV)/.stamp-dev
-	@if [ -d tests/conformance ]; then $(PYTEST) tests/conformance -m "slow or not slow" $(ARGS); \
-	else echo 'no outside suite is wired up yet'; fi
+	@$(PY) -m tests.conformance.scxml.fetch --required
+	$(PYTEST) tests/conformance -m "slow or not slow" $(ARGS)
 
 bench: $(VENV)/.stamp-dev
 	$(PY) -m benchmarks.node $(ARGS)

@@ -8,12 +8,21 @@ import secrets
 import shutil
 import socket
 import subprocess
+import sys
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
 _OS_USER = "postgres"  # initdb refuses to run as root
 _ROLE = "guardchart"
+
+# Waits until the other end of its standard input is closed, by stop() or by death.
+_UNDERTAKER = """
+import shutil, subprocess, sys
+sys.stdin.buffer.read()
+subprocess.run(sys.argv[2:])
+shutil.rmtree(sys.argv[1], ignore_errors=True)
+"""
 
 
 class Unavailable(Exception):
@@ -29,6 +38,7 @@ class PrivateCluster:
     port: int
     password: str
     _databases: int = field(default=0)
+    _undertaker: subprocess.Popen[bytes] = field(init=False, repr=False)
 
     @classmethod
     def start(cls) -> PrivateCluster:
@@ -75,12 +85,20 @@ class PrivateCluster:
             f"--options={options} -c fsync=off",
         )
 
+        # Outlives a killed test run, and then tidies up after it.
+        stop = self._command("pg_ctl", "stop", f"--pgdata={self._data}", "--mode=immediate")
+        self._undertaker = subprocess.Popen(
+            [sys.executable, "-c", _UNDERTAKER, str(self.base), *stop],
+            cwd="/",
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
     def stop(self) -> None:
         """Stop the server and remove every trace of it."""
-        try:
-            self._run("pg_ctl", "stop", f"--pgdata={self._data}", "--mode=immediate", "--wait")
-        finally:
-            shutil.rmtree(self.base, ignore_errors=True)
+        self._undertaker.communicate()
 
     def dsn(self, database: str = "postgres") -> str:
         """Return a connection string for one of the server's databases."""
@@ -100,10 +118,12 @@ class PrivateCluster:
     def _data(self) -> Path:
         return self.base / "data"
 
-    def _run(self, program: str, *args: str) -> None:
+    def _command(self, program: str, *args: str) -> list[str]:
         command = [str(self.bin_dir / program), *args]
-        if os.geteuid() == 0:
-            command = ["runuser", "-u", _OS_USER, "--", *command]
+        return ["runuser", "-u", _OS_USER, "--", *command] if os.geteuid() == 0 else command
+
+    def _run(self, program: str, *args: str) -> None:
+        command = self._command(program, *args)
         # Output goes to a file: a server that inherits a pipe would keep it open for ever.
         with open(self.base / "output", "ab") as output:
             done = subprocess.run(

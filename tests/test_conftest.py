@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import subprocess
+import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -136,6 +139,22 @@ def test_postgres_databases_are_apart(postgres_database: str, postgres_dsn: str)
         connection.execute("CREATE TABLE only_here (n integer)")
     with psycopg.connect(postgres_dsn) as connection:
         assert connection.execute("SELECT to_regclass('only_here')").fetchone() == (None,)
+
+
+@pytest.mark.needs_postgres
+def test_postgres_stops_when_the_test_run_is_killed(postgres_dsn: str) -> None:
+    program = (
+        "import os; from tests.postgres import PrivateCluster\n"
+        "print(PrivateCluster.start().base, flush=True); os.kill(os.getpid(), 9)"
+    )
+    root = Path(__file__).resolve().parent.parent
+    done = subprocess.run([sys.executable, "-c", program], cwd=root, capture_output=True, text=True)
+    base = Path(done.stdout.strip())
+    assert done.returncode == -9 and base.name.startswith("guardchart-pg-")
+    deadline = time.monotonic() + 20
+    while base.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not base.exists()
 
 
 def test_loopback_sockets_are_free_to_use() -> None:

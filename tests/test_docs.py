@@ -132,6 +132,16 @@ def test_relative_links_of_a_page_lead_somewhere(page: Path) -> None:
     assert not dead
 
 
+def test_the_readme_leads_to_every_page() -> None:
+    """A folder that is linked stands for its pages (docs/adr)."""
+    targets = {
+        target.partition("#")[0] for target in _LINK.findall((ROOT / "README.md").read_text())
+    }
+    linked = {(ROOT / target).resolve() for target in targets if ":" not in target}
+    pages = sorted((ROOT / "docs").rglob("*.md"))
+    assert not [_name(page) for page in pages if not linked & {page, page.parent}]
+
+
 def _anchors(text: str) -> set[str]:
     headings = _HEADING.findall(_FENCE.sub("", text))
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}

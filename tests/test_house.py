@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 
+import guardchart
 from tests.public_names import PINNED, entry_points, public_names
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -301,6 +302,10 @@ def test_constraints_pin_every_direct_dependency() -> None:
     pinned = {_name(pin) for pin in pins}
     direct = {_name(line) for lines in _requirements().values() for line in lines}
     assert direct - {"guardchart"} <= pinned
+
+
+def test_the_version_is_the_same_in_both_places() -> None:
+    assert guardchart.__version__ == _pyproject()["project"]["version"]
 
 
 def test_changelog_keeps_an_unreleased_section() -> None:

@@ -6,12 +6,14 @@ that came from a model, a snapshot or an attacker: declared names only.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 __all__ = [
     "AgentConfigError",
     "AgentError",
     "ChartError",
+    "DecisionRefused",
     "GuardchartError",
     "LedgerError",
     "MissingExtraError",
@@ -22,10 +24,10 @@ __all__ = [
     "SnapshotDriftError",
     "SnapshotError",
     "SnapshotTamperedError",
-    "SnapshotTooLargeError",
     "StepError",
-    "StoreConflictError",
     "StoreError",
+    "TamperedError",
+    "ToolBatchError",
     "ToolDeniedError",
     "ToolTimeoutError",
 ]
@@ -44,6 +46,9 @@ class ChartError(GuardchartError, ValueError):
     """A chart (or the logic bound to it) is wrong; found when it is compiled.
 
     ``path`` is the JSON path of the offending place, ``""`` where there is none.
+
+    >>> str(ChartError("unknown target 'paid'", path="$.states.idle.on.PAY"))
+    "$.states.idle.on.PAY: unknown target 'paid'"
     """
 
     code = "chart"
@@ -103,21 +108,9 @@ class SnapshotTamperedError(SnapshotError):
 
 
 class StoreError(GuardchartError):
-    """A store or ledger refused or failed; nothing was written."""
+    """A ledger refused or failed; nothing was written."""
 
     code = "store"
-
-
-class StoreConflictError(StoreError):
-    """Somebody else committed a newer revision first; load again and retry."""
-
-    code = "store-conflict"
-
-
-class SnapshotTooLargeError(StoreError):
-    """A snapshot exceeds the store's ``max_snapshot_bytes``; nothing was written."""
-
-    code = "snapshot-too-large"
 
 
 class LedgerError(StoreError):
@@ -126,6 +119,9 @@ class LedgerError(StoreError):
     ``reason`` is a short stable word (``"unknown"``, ``"closed"``, ``"digest"``,
     ``"expired"``, ``"token"``, ``"early"``, ``"unproposed"``, ...), ``row_id`` the row
     where there is one.
+
+    >>> LedgerError("nobody has approved the call yet", reason="not-approved").reason
+    'not-approved'
     """
 
     code = "ledger"
@@ -152,6 +148,11 @@ class ToolDeniedError(AgentError):
     """The gate refused a tool call; the tool did not run.
 
     ``tool`` is the name as far as it is a registered one, ``reason`` names the check.
+    ``results`` are those of the calls of its turn, as in `ToolBatchError`; empty where the
+    call did not belong to one.
+
+    >>> ToolDeniedError("refund", "needs human approval").reason
+    'needs human approval'
     """
 
     code = "tool-denied"
@@ -160,10 +161,37 @@ class ToolDeniedError(AgentError):
         super().__init__(f"tool {tool!r} denied: {reason}")
         self.tool = tool
         self.reason = reason
+        self.results: Sequence[Mapping[str, str]] = ()
+
+
+class TamperedError(ToolDeniedError):
+    """A parked call is not the one that was proposed; none of the open calls ran."""
+
+    code = "tampered"
+
+    def __init__(self, tool: str) -> None:
+        super().__init__(tool, "the pending call is not the one that was proposed")
+
+
+class ToolBatchError(AgentError):
+    """A call of a batch failed; what the others gave is kept in ``results``.
+
+    ``results`` are ``{"tool_call_id", "content"}``, one for each call of the batch whose
+    outcome is known.
+    """
+
+    code = "tool-batch"
+
+    def __init__(self, message: str, results: Sequence[Mapping[str, str]]) -> None:
+        super().__init__(message)
+        self.results: Sequence[Mapping[str, str]] = list(results)
 
 
 class ToolTimeoutError(AgentError):
-    """A tool did not answer within its ``timeout_s``; a side effect is in doubt."""
+    """A tool did not answer within its ``timeout_s``; a side effect is in doubt.
+
+    ``results`` are those of the calls of its turn, as in `ToolBatchError`.
+    """
 
     code = "tool-timeout"
 
@@ -171,12 +199,34 @@ class ToolTimeoutError(AgentError):
         super().__init__(f"tool {tool!r} did not answer within {timeout_s:g} s")
         self.tool = tool
         self.timeout_s = timeout_s
+        self.results: Sequence[Mapping[str, str]] = ()
+
+
+class DecisionRefused(AgentError):
+    """A decision does not fit the calls that wait for one; nothing was decided.
+
+    ``reason`` says what does not fit and is safe to show. Look at the pending calls again and
+    answer those.
+    """
+
+    code = "decision-refused"
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
 
 
 class NotSentError(AgentError):
     """Raised by a tool to say that its side effect certainly did not happen.
 
     The gate releases the claim (at most three times), so the call may be tried again.
+
+    >>> def charge(order: int) -> str:
+    ...     raise NotSentError("the provider refused the connection")
+    >>> charge(7)
+    Traceback (most recent call last):
+        ...
+    guardchart.errors.NotSentError: the provider refused the connection
     """
 
     code = "not-sent"

@@ -71,8 +71,15 @@ class Chart:
         self.moves: dict[tuple[State, str], list[Move]] = {}
         for state in self.states:
             for descriptor, found in state.handlers():
-                made = [Move(self, state, one) for one in (found if isinstance(found, list) else [found])]
+                made = [
+                    Move(self, state, one)
+                    for one in (found if isinstance(found, list) else [found])
+                ]
                 self.moves.setdefault((state, descriptor), []).extend(made)
+        self.wildcards: dict[State, list[str]] = {}
+        for state, key in self.moves:
+            if key.endswith("*"):
+                self.wildcards.setdefault(state, []).append(key)
         self.descriptors = {key for (_, key), found in self.moves.items() if found and key}
 
     def find(self, source: State, text: str) -> State:
@@ -80,6 +87,15 @@ class Chart:
             return next(s for s in self.states if text[1:] in (s.id, s.path))
         below = source if text.startswith(".") or source.parent is None else source.parent
         return below.at(text.removeprefix("."))
+
+    def exact(self, event_type: str, state: State) -> list[Move]:
+        return self.moves.get((state, event_type), [])
+
+    def wild(self, event_type: str, state: State) -> list[Move]:
+        """The candidates under wildcards that cover a type, the longer before the shorter."""
+        mine = [key for key in self.wildcards.get(state, ()) if covers(key, event_type)]
+        mine.sort(key=len, reverse=True)
+        return [move for key in mine for move in self.moves[state, key]]
 
     def initial(self, state: State) -> list[State]:
         raw = state.raw["initial"]

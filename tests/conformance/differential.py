@@ -1,15 +1,20 @@
 """Steps the same charts through the kernel, the reference interpreter and stock XState.
 
-``python -m tests.conformance.differential plain|full SEED`` prints where one chart differs.
+``python -m tests.conformance.differential`` compares 2 000 charts of each family;
+``--show plain SEED`` prints one chart and where it differs.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
+import multiprocessing
 import os
 import shutil
 import subprocess
 import sys
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +26,7 @@ from guardchart.kernel import (
     Snapshot,
     StartService,
     StopService,
+    accepted_events,
     create_machine,
     done,
     failed,
@@ -28,13 +34,20 @@ from guardchart.kernel import (
     initial_step,
     step,
 )
-from tests.conformance.reference import Endless, Reference
+from tests.conformance.reference import Reference
 from tests.conformance.strategy import Chart, Family, Move, draw
-from tests.conformance.vocabulary import Logic
+from tests.conformance.vocabulary import Endless, Logic
 
 XSTATE = "5.33.3"
+CHUNK = 50
+EXPLAINED_SHARE = 0.02
 HARNESS = Path(__file__).with_name("harness") / "xstate.mjs"
-_KINDS = {StartService: "start", StopService: "stop", ScheduleTimer: "schedule", CancelTimer: "cancel"}
+_KINDS = {
+    StartService: "start",
+    StopService: "stop",
+    ScheduleTimer: "schedule",
+    CancelTimer: "cancel",
+}
 
 
 class Unavailable(Exception):
@@ -51,23 +64,29 @@ class Walk(NamedTuple):
     notes: list[set[str]]
 
 
-def drawn(seed: int, family: Family) -> tuple[Chart, list[Move], Machine, Logic]:
-    """The chart of a seed: the first one drawn for it that the compiler accepts."""
+def drawn(seed: int, family: Family) -> Iterator[tuple[Chart, list[Move], Machine, Logic]]:
+    """The charts of a seed that the compiler accepts, one after the other."""
     for attempt in range(100):
         chart, moves = draw(f"{seed}.{attempt}", family)
         logic = Logic()
         try:
-            return chart, moves, create_machine(chart, logic), logic
+            yield chart, moves, create_machine(chart, logic), logic
         except ChartError as error:
             if "eventless" not in str(error) and "together" not in str(error):
                 raise
-    raise AssertionError("no chart in a hundred compiles")
 
 
 def walk(seed: int, family: Family) -> Walk:
-    """Step the kernel and the reference side by side; note what differs."""
-    chart, moves, machine, logic = drawn(seed, family)
-    return compare(chart, moves, machine, logic)
+    """Step the kernel and the reference side by side; note what differs.
+
+    A plain chart where two leaves have eventless transitions enabled at once gives way to the
+    next one of its seed.
+    """
+    for chart, moves, machine, logic in drawn(seed, family):
+        found = compare(chart, moves, machine, logic)
+        if family == "full" or not any("K3" in notes for notes in found.notes):
+            return found
+    raise AssertionError("no chart in a hundred will do")
 
 
 def compare(chart: Chart, moves: list[Move], machine: Machine, logic: Logic) -> Walk:
@@ -124,6 +143,11 @@ def _event(move: Move, snapshot: Snapshot, concrete: dict[str, Any]) -> Any:
     if kind == "send":
         concrete["event"] = given
         return given
+    if kind == "accepted":
+        place, x = given
+        types = accepted_events(snapshot) or ("E1",)
+        concrete["event"] = {"type": types[int(place * len(types))], "x": x}
+        return concrete["event"]
     if kind == "fire":
         timers = sorted(snapshot.timers)
         if not timers:
@@ -211,7 +235,14 @@ def xstate_home() -> Path:
     if not (home / "node_modules" / "xstate" / "package.json").exists():
         home.mkdir(parents=True, exist_ok=True)
         (home / "package.json").write_text('{"private": true}\n')
-        command = ["npm", "install", "--no-audit", "--no-fund", "--ignore-scripts", f"xstate@{XSTATE}"]
+        command = [
+            "npm",
+            "install",
+            "--no-audit",
+            "--no-fund",
+            "--ignore-scripts",
+            f"xstate@{XSTATE}",
+        ]
         try:
             subprocess.run(command, cwd=home, check=True, capture_output=True, timeout=120)
         except (OSError, subprocess.SubprocessError) as error:
@@ -269,10 +300,61 @@ def _difference(mine: Any, other: Any, chart: Chart) -> str | None:
     return None
 
 
-def main() -> None:
-    """Show one chart and its differences."""
-    family, seed = sys.argv[1], int(sys.argv[2])
-    found = walk(seed, "plain" if family == "plain" else "full")
+class Tally(NamedTuple):
+    """What a range of seeds gave."""
+
+    steps: int = 0
+    explained: int = 0
+    unexplained: tuple[str, ...] = ()
+    reasons: tuple[str, ...] = ()
+
+
+def plain_tally(seeds: range) -> Tally:
+    """Compare plain charts with the reference and with XState."""
+    walks = [walk(seed, "plain") for seed in seeds]
+    faults = _faults("plain", seeds, walks)
+    verdicts = [judge(*pair) for pair in zip(walks, by_xstate(walks), strict=True)]
+    for seed, verdict in zip(seeds, verdicts, strict=True):
+        if verdict.unexplained:
+            faults.append(f"plain {seed}: {verdict.unexplained}")
+    reasons = tuple(v.explained for v in verdicts if v.explained)
+    return Tally(sum(v.steps for v in verdicts), len(reasons), tuple(faults), reasons)
+
+
+def full_tally(seeds: range) -> Tally:
+    """Compare full charts with the reference."""
+    walks = [walk(seed, "full") for seed in seeds]
+    return Tally(sum(len(w.seen) for w in walks), 0, tuple(_faults("full", seeds, walks)))
+
+
+def _faults(family: Family, seeds: range, walks: list[Walk]) -> list[str]:
+    pairs = zip(seeds, walks, strict=True)
+    return [f"{family} {seed}: {w.differences[0]}" for seed, w in pairs if w.differences]
+
+
+def run(charts: int, jobs: int) -> int:
+    """Compare this many charts of each family; print what came of it, one line last."""
+    chunks = [range(i, min(i + CHUNK, charts)) for i in range(0, charts, CHUNK)]
+    xstate_home()
+    with multiprocessing.Pool(jobs) as pool:
+        plain = pool.map(plain_tally, chunks, chunksize=1)
+        full = pool.map(full_tally, chunks, chunksize=1)
+    steps, explained = sum(t.steps for t in plain), sum(t.explained for t in plain)
+    for line in [line for tally in (*plain, *full) for line in tally.unexplained]:
+        print(line[:400])
+    for reason, count in Counter(r for t in plain for r in t.reasons).most_common():
+        print(f"explained by {reason}: {count}")
+    unexplained, differences = (sum(len(t.unexplained) for t in part) for part in (plain, full))
+    print(
+        f"differential: {charts} plain charts, {steps} steps, {explained} explained by rulings, "
+        f"{unexplained} unexplained; {charts} full charts, {differences} differences"
+    )
+    return int(bool(unexplained or differences or explained > EXPLAINED_SHARE * steps))
+
+
+def show(family: Family, seed: int) -> None:
+    """Print one chart, its moves and its differences."""
+    found = walk(seed, family)
     print(json.dumps(found.chart, indent=1))
     for move in found.moves:
         print(move)
@@ -281,5 +363,26 @@ def main() -> None:
         print(judge(found, by_xstate([found])[0]))
 
 
+def main() -> int:
+    """Return the exit status: 1 where anything differs that no ruling explains."""
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--charts", type=int, default=2_000, help="of each family")
+    options.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1))
+    options.add_argument("--fetch", action="store_true", help="only fetch XState")
+    options.add_argument("--show", nargs=2, metavar=("FAMILY", "SEED"), help="look at one chart")
+    chosen = options.parse_args()
+    try:
+        if chosen.fetch:
+            xstate_home()
+        elif chosen.show:
+            show("plain" if chosen.show[0] == "plain" else "full", int(chosen.show[1]))
+        else:
+            return run(chosen.charts, chosen.jobs)
+    except Unavailable as reason:
+        print(f"differential: skipped, {reason}")
+        return 0 if chosen.fetch else 1
+    return 0
+
+
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

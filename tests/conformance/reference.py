@@ -7,16 +7,14 @@ decided something otherwise than XState 5 would have; that is what explains a di
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from tests.conformance.chart import Chart, Move, State, covers, listed
-from tests.conformance.vocabulary import Raised, act, delay_of, passes
+from tests.conformance.vocabulary import Endless, Raised, act, delay_of, passes
 
 Event = dict[str, Any]
-
-
-class Endless(Exception):
-    """More microsteps than the chart allows (K9)."""
 
 
 class Reference:
@@ -27,65 +25,51 @@ class Reference:
         self.root, self.policy = self.chart.root, raw.get("actionErrorPolicy", "fail")
         self.limit, self.strict = raw.get("maxMicrosteps", 1_000), raw.get("strict", False)
         self.active: set[State] = set()
-        self.context: dict[str, Any] = dict(raw.get("context", {}))
+        self.context = dict(raw.get("context", {}))
         self.history: dict[str, list[State]] = {}
-        self.timers: dict[str, float] = {}
-        self.children: dict[str, str] = {}
+        self.timers, self.children = {}, {}
         self.status, self.receipt, self.rev = "active", "taken", 0
         self.output: Any = None
-        self.log: list[str] = []
-        self.effects: list[tuple[str, str]] = []
-        self.queue: list[tuple[Event, bool]] = []
-        self.pending: dict[tuple[str, str], float] = {}
-        self.notes: set[str] = set()
-
-    # Steps
+        self.begin(0)
 
     def start(self, now: float) -> None:
         self.begin(now)
         event = {"type": "xstate.init"}
         try:
-            entered = [self.root]
-            followed: set[State] = set()
+            entered, followed = [self.root], set()
             self.descend(self.root, [], entered, followed)
             self.enter(entered, followed, event)
             self.settle(event)
         except Raised:
-            self.status, self.receipt = "error", "denied"
-            self.active = {s for s in self.chart.states if s in entered}
-            self.context, self.effects = dict(self.chart.raw.get("context", {})), []
+            vars(self).update(status="error", receipt="denied", active=set(entered), effects=[])
+            self.context, self.history = dict(self.chart.raw.get("context", {})), {}
         self.end(changed=True)
 
     def send(self, event: Event, now: float) -> None:
         self.begin(now)
         known = any(covers(key, event["type"]) for key in self.chart.descriptors)
-        if self.status != "active":  # K12
-            self.receipt = "dropped"
-        elif self.strict and not known:  # K18
-            self.receipt = "denied"
-        else:
+        self.receipt = "dropped" if self.status != "active" else "denied"  # K12
+        if self.status == "active" and (known or not self.strict):  # K18
             self.step(event, engine=False)
 
     def fire(self, timer: str, now: float) -> None:
         self.begin(now)
-        if self.status != "active" or timer not in self.timers:  # K15
-            self.receipt = "dropped"
-            return
-        del self.timers[timer]
-        self.step({"type": "xstate.after." + timer}, engine=True)
+        self.report(self.timers.pop(timer, None) is not None, f"xstate.after.{timer}")
 
     def finish(self, child: str, failed: bool, now: float) -> None:
         self.begin(now)
-        if self.status != "active" or self.children.get(child) != "active":  # K15
-            self.receipt = "dropped"
-            return
-        self.children[child] = "error" if failed else "done"
-        kind = "error" if failed else "done"
-        self.step({"type": f"xstate.{kind}.actor.{child}"}, engine=True)
+        running, kind = self.children.get(child) == "active", "error" if failed else "done"
+        self.children |= {child: kind} if running else {}
+        self.report(running, f"xstate.{kind}.actor.{child}")
+
+    def report(self, pending: bool, event_type: str) -> None:
+        self.receipt = "dropped"
+        if self.status == "active" and pending:  # K15
+            self.step({"type": event_type}, engine=True)
 
     def begin(self, now: float) -> None:
         self.now, self.log, self.effects, self.notes = now, [], [], set()
-        self.queue, self.pending = [], {}
+        self.queue, self.pending, self.logged = [], {}, False
 
     def step(self, event: Event, engine: bool) -> None:
         before = self.seen()
@@ -99,18 +83,15 @@ class Reference:
                 self.microstep(chosen, event)
             self.settle(event)
         except Raised:  # K17
-            self.active, self.context, self.status, self.history, self.timers, self.children = before
-            self.receipt, self.effects = "denied", []
-            if self.policy == "fail":
-                self.status = "error"
+            vars(self).update(before, receipt="denied", effects=[], pending={})
+            self.status = "error" if self.policy == "fail" else "active"
         changed = engine or self.receipt == "taken" or self.seen() != before
-        self.end(changed or bool(self.effects))
+        self.end(changed or self.logged or bool(self.effects))
 
     def seen(self) -> Any:
-        return (
-            *(set(self.active), dict(self.context), self.status),
-            *(dict(self.history), dict(self.timers), dict(self.children)),
-        )
+        tables = ("context", "history", "timers", "children")
+        kept = {name: dict(getattr(self, name)) for name in tables}
+        return {**kept, "active": set(self.active), "status": self.status}
 
     def end(self, changed: bool) -> None:
         if self.status != "active":
@@ -120,10 +101,8 @@ class Reference:
             self.children, self.timers, self.pending = {}, {}, {}
         for (kind, name), due in self.pending.items():
             self.effects.append((kind, name))
-            if kind == "schedule":
-                self.timers[name] = due
-            else:
-                self.children[name] = "active"
+            self.timers |= {name: due} if kind == "schedule" else {}
+            self.children |= {name: "active"} if kind == "start" else {}
         self.rev += changed or bool(self.pending)
 
     def settle(self, event: Event) -> None:  # K8
@@ -142,32 +121,21 @@ class Reference:
                 self.notes |= set() if look else {"K8"}
                 continue
             following, engine = self.queue.pop(0)
-            chosen, _ = self.select(following, engine)
-            look = True
-            if chosen:
-                event = following
-                self.microstep(chosen, event)
-
-    # Selection
+            chosen, look = self.select(following, engine)[0], True
+            event = following if chosen else event
+            self.microstep(chosen, event)
 
     def select(self, event: Event, engine: bool) -> tuple[list[Move], bool]:
         """The transitions that answer an event, and whether any handler was asked (K1 to K3)."""
-        moves, kind = self.chart.moves, event["type"]
-
-        def exact(state: State) -> list[Move]:
-            return moves.get((state, kind), [])
-
-        def wild(state: State) -> list[Move]:
-            mine = [key for one, key in moves if one is state and key.endswith("*")]
-            mine = sorted((key for key in mine if covers(key, kind)), key=len, reverse=True)
-            return [move for key in mine for move in moves[state, key]]
-
+        exact = partial(self.chart.exact, event["type"])
+        wild = partial(self.chart.wild, event["type"])
         handled = any(exact(state) or wild(state) for state in self.active)
         if not engine:
             return self.choose(self.root, lambda s: exact(s) + wild(s), event), handled
-        if any(wild(state) for state in self.active):
-            self.notes.add("K1")
         found = self.choose(self.root, exact, event) or self.choose(self.root, wild, event)
+        with suppress(Raised):
+            plain = self.choose(self.root, lambda s: exact(s) + wild(s), event)
+            self.notes |= {"K1"} if plain != found else set()
         return found, handled
 
     def choose(self, state: State, pick: Callable[[State], list[Move]], event: Event) -> list[Move]:
@@ -194,9 +162,8 @@ class Reference:
             except Raised:  # K17
                 if self.policy != "continue":
                     raise
+                self.logged = True
         return []
-
-    # Microsteps
 
     def restored(self, target: State, followed: set[State]) -> list[State]:
         """What a target stands for: itself, or what a history state restores (K13)."""
@@ -208,9 +175,8 @@ class Reference:
         default = [parent.at(text) for text in listed(target.raw.get("target"))]
         if not default and parent.type == "parallel":
             return parent.children
-        if not default:
-            followed.add(parent)
-            default = self.chart.initial(parent)
+        followed |= set() if default else {parent}
+        default = default or self.chart.initial(parent)
         return [state for each in default for state in self.restored(each, followed)]
 
     def domain(self, move: Move) -> tuple[State | None, bool]:
@@ -226,15 +192,15 @@ class Reference:
             regions = [c for c in domain.children if all(c is t or c.holds(t) for t in reached)]
             if not regions:
                 break
-            domain = regions[0]
-            self.notes.add("K10")
+            domain, self.notes = regions[0], self.notes | {"K10"}
         return domain, inside and move.reenter
 
     def left(self, move: Move) -> set[State]:
-        domain, itself = self.domain(move) if move.targets else (None, False)
         if not move.targets:
             return set()
-        return {s for s in self.active if domain is None or domain.holds(s) or itself and s is domain}
+        domain, itself = self.domain(move)
+        top, itself = domain or self.root, itself or domain is None
+        return {s for s in self.active if top.holds(s) or (itself and s is top)}
 
     def microstep(self, chosen: list[Move], event: Event) -> None:
         kept: list[Move] = []
@@ -242,20 +208,17 @@ class Reference:
             rivals = [other for other in kept if self.left(other) & self.left(move)]
             if all(rival.source.holds(move.source) for rival in rivals):
                 kept = [*(other for other in kept if other not in rivals), move]
-        domains = [self.domain(move) for move in kept]
+        aimed = [(move, *self.domain(move)) for move in kept if move.targets]
         leaving: set[State] = set().union(*(self.left(move) for move in kept))
         self.leave([s for s in reversed(self.chart.states) if s in leaving], event)
         for move in kept:
             self.act(move.actions, event)
-        entered: list[State] = []
-        followed: set[State] = set()
-        self.active = self.active - leaving
-        for move, (domain, itself) in zip(kept, domains, strict=True):
-            if move.targets:
-                wanted = [s for t in move.targets for s in self.restored(t, followed)]
-                if domain is None or itself:
-                    entered.append(domain or self.root)
-                self.descend(domain or self.root, wanted, entered, followed)
+        entered, followed, self.active = [], set(), self.active - leaving
+        for move, domain, itself in aimed:
+            wanted = [s for t in move.targets for s in self.restored(t, followed)]
+            top = domain or self.root
+            entered += [top] if domain is None or itself else []
+            self.descend(top, wanted, entered, followed)
         self.enter(entered, followed, event)
 
     def leave(self, leaving: list[State], event: Event) -> None:  # K7
@@ -268,27 +231,23 @@ class Reference:
         for state in leaving:
             self.act(listed(state.raw.get("exit")), event)
             for name, _ in state.invokes:
-                if not self.pending.pop(("start", name), 0) and name in self.children:
-                    if self.children.pop(name) == "active":
-                        self.effects.append(("stop", name))
+                new = self.pending.pop(("start", name), 0)
+                if not new and self.children.pop(name, "") == "active":
+                    self.effects.append(("stop", name))
             for name, _ in state.timers:
-                if self.pending.pop(("schedule", name), None) is None and name in self.timers:
-                    del self.timers[name]
+                new = self.pending.pop(("schedule", name), None) is not None
+                if not new and self.timers.pop(name, None) is not None:
                     self.effects.append(("cancel", name))
 
-    def descend(
-        self, state: State, wanted: list[State], entered: list[State], followed: set[State]
-    ) -> None:
+    def descend(self, state: State, wanted: Any, entered: list[State], followed: Any) -> None:
         """Enter what lies below a state: towards what is wanted, else by default."""
         below = [target for target in wanted if state.holds(target)]
         if state.type == "compound" and not below:
             followed.add(state)
-            initial = self.chart.initial(state)
-            below = [s for target in initial for s in self.restored(target, followed)]
+            below = [s for t in self.chart.initial(state) for s in self.restored(t, followed)]
         for child in state.children:
             if state.type == "parallel" or any(child is t or child.holds(t) for t in below):
-                if child not in self.active:
-                    entered.append(child)
+                entered.append(child)
                 self.descend(child, below, entered, followed)
 
     def enter(self, entered: list[State], followed: set[State], event: Event) -> None:
@@ -337,4 +296,5 @@ class Reference:
             except Raised:  # K17
                 if self.policy != "continue":
                     raise
+                self.logged = True
                 return

@@ -3,7 +3,7 @@
 Two families. A *plain* chart avoids what the rulings decide otherwise than XState 5 does:
 targets across regions, regions that are entered again, ``initial`` actions. A *full* chart
 uses everything. Actions and guards are a small vocabulary that every engine can be taught:
-``log inc set raise`` and ``lt odd x``, each with ``params``.
+``log inc set raise crash`` and ``lt odd x crash``; see `vocabulary`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Move = tuple[str, Any]
 EVENTS = ("E1", "E2", "E3", "a.b", "a.c", "a.b.c")
 DESCRIPTORS = ("E1", "E1", "E2", "E2", "E3", "a.b", "a.c", "a.*", "*")
 KEYS = ("n", "k")
-DELAYS = {"slow": 40, "by_n": None}
+DELAYS = ("10", "20", "slow", "by_n")
 MAX_DEPTH = 5
 MAX_REGIONS = 6
 MAX_STATES = 34
@@ -68,6 +68,7 @@ class _Drawing:
         self.eventful = rng.random() < 0.75  # whether raises and `always` occur at all
         self.wild = rng.random() < (0.6 if self.full else 0.2)
         self.width = rng.choice((2, 2, 3, 3, 4, MAX_REGIONS))
+        self.faulty = self.full and rng.random() < 0.25
 
     def often(self, chance: float) -> bool:
         return self.rng.random() < chance
@@ -90,6 +91,8 @@ class _Drawing:
             chart["output"] = {"root": True}
         if self.full and self.often(0.2):
             chart["strict"] = True
+        if self.faulty:
+            chart["actionErrorPolicy"] = self.rng.choice(("fail", "rollback", "continue"))
         return chart
 
     def tree(self, key: str, parent: Place | None, depth: int) -> Place:
@@ -100,6 +103,8 @@ class _Drawing:
         place = Place(key, parent, kind, len(self.places))
         self.places.append(place)
         config = place.config
+        if parent is not None and self.often(0.1):
+            place.id = config["id"] = f"id{place.order}"
         if kind == "atomic":
             return place
         if kind == "parallel":
@@ -113,8 +118,9 @@ class _Drawing:
             self.end(place)
             first = self.rng.choice([c for c in place.children if c.kind != "final" or self.full])
             config["initial"] = first.key
-            if self.full and self.often(0.25):
-                config["initial"] = {"target": first.key, "actions": [self.log(f"i{place.order}")]}
+            if self.full and self.often(0.3):
+                target = self.first_below(first, place)
+                config["initial"] = {"target": target, "actions": [self.log(f"i{place.order}")]}
         if self.often(0.4 if self.full else 0.3):
             deep = self.often(0.5)
             name = f"h{len(self.places)}"
@@ -125,6 +131,16 @@ class _Drawing:
             place.children.insert(at, child)
         config["states"] = {child.key: child.config for child in place.children}
         return place
+
+    def first_below(self, first: Place, place: Place) -> Any:
+        """A target of `initial`: the child, something below it, or several regions of it."""
+        below = [p for p in self.places if first.holds(p) and p.kind != "history"]
+        if not below or self.often(0.4):
+            return first.key
+        if first.kind == "parallel" and self.often(0.5):
+            regions = [c for c in first.children if c.kind != "history"][:2]
+            return [".".join(c.path[len(place.path) :]) for c in regions]
+        return ".".join(self.rng.choice(below).path[len(place.path) :])
 
     def end(self, place: Place) -> None:
         """Make a child of a compound state final, or give it one."""
@@ -163,7 +179,7 @@ class _Drawing:
             config["exit"] = [self.log(f"-{place.order}"), *self.some_actions(0.08)]
         handlers: Chart = {}
         for _ in range(rng.choice((0, 1, 1, 2, 3) if place.parent else (0, 0, 1))):
-            descriptor = rng.choice(DESCRIPTORS)
+            descriptor = rng.choice((*DESCRIPTORS, "xstate.*") if self.full else DESCRIPTORS)
             if "*" in descriptor and not self.wild:
                 continue
             handlers[descriptor] = self.candidates(place, 0.35)
@@ -173,7 +189,9 @@ class _Drawing:
             config["always"] = [self.eventless(place) for _ in range(rng.choice((1, 1, 2)))]
         if self.often(0.14) and place.parent:
             config["after"] = {
-                rng.choice(("10", "20", "slow", "by_n")): self.candidates(place, 0.3)
+                rng.choice((*DELAYS, "PT0.03S") if self.full else DELAYS): self.candidates(
+                    place, 0.3
+                )
                 for _ in range(rng.choice((1, 1, 2)))
             }
         if self.often(0.1) and place.parent:
@@ -194,11 +212,14 @@ class _Drawing:
 
     def some_actions(self, chance: float) -> list[Chart]:
         found = []
+        kinds = ["inc", "inc_draft", "set", "raise" if self.eventful else "inc"]
         while self.often(chance):
-            kind = self.rng.choice(("inc", "inc", "set", "raise" if self.eventful else "inc"))
+            kind = self.rng.choice([*kinds, "crash"] if self.faulty else kinds)
             key = self.rng.choice(KEYS)
-            if kind == "inc":
-                found.append({"type": "inc", "params": {"key": key, "by": self.rng.choice((1, 2))}})
+            if kind == "crash":
+                found.append({"type": "crash", "params": {}})
+            elif kind.startswith("inc"):
+                found.append({"type": kind, "params": {"key": key, "by": self.rng.choice((1, 2))}})
             elif kind == "set":
                 value = self.rng.randint(0, 3)
                 found.append({"type": "set", "params": {"key": key, "value": value}})
@@ -209,7 +230,10 @@ class _Drawing:
 
     def guard(self) -> Any:
         rng = self.rng
-        kind = rng.choice(("lt", "lt", "odd", "x", "not", "and", "or", "stateIn"))
+        kinds = ["lt", "lt", "odd", "x", "not", "and", "or", "stateIn"]
+        kind = rng.choice([*kinds, "crash"] if self.faulty else kinds)
+        if kind == "crash":
+            return {"type": "crash", "params": {}}
         if kind == "lt":
             return {"type": "lt", "params": {"key": rng.choice(KEYS), "value": rng.randint(0, 5)}}
         if kind == "odd":
@@ -277,7 +301,9 @@ class _Drawing:
             others = [other]
             if other.parent.kind == "parallel" and self.often(0.15):
                 others += [c for c in other.parent.children if c.kind != "history"][:3]
-                others = list(dict.fromkeys(others))
+            if self.full and self.often(0.05):
+                others += [p for p in self.places if other.holds(p) or p.parent is other.parent][:1]
+            others = list(dict.fromkeys(others))
             if not self.full and not _plain(place, others, reenter):
                 continue
             texts = [self.text(place, each) for each in others]
@@ -294,15 +320,18 @@ class _Drawing:
     # Moves
 
     def moves(self) -> list[Move]:
+        """Moves to come: what of the accepted events, timers and children, is decided on the way."""
         found: list[Move] = []
-        for _ in range(self.rng.randint(6, 14)):
+        for _ in range(self.rng.randint(8, 16)):
             luck = self.rng.random()
             if luck < 0.2:
                 found.append(("fire", self.rng.random()))
-            elif luck < 0.4:
+            elif luck < 0.35:
                 found.append(("end", (self.rng.random(), self.often(0.7))))
-            elif luck < 0.43:
+            elif luck < 0.38:
                 found.append(("send", {"type": "unknown.type"}))
+            elif luck < 0.75:
+                found.append(("accepted", (self.rng.random(), self.often(0.5))))
             else:
                 event = {"type": self.rng.choice(EVENTS)}
                 if self.often(0.4):

@@ -12,6 +12,10 @@ from typing import Any
 Event = dict[str, Any]
 
 
+class Endless(Exception):
+    """More microsteps than the chart allows."""
+
+
 class Raised(Exception):
     """An action or a guard raised."""
 

@@ -424,7 +424,7 @@ def test_restart_services_raises_and_starts_nothing_when_an_input_raises() -> No
 
 def test_restart_services_does_nothing_once_the_machine_has_ended() -> None:
     snapshot = walk(rich(), "FORK", "A", "B")
-    assert restart_services(rich(), snapshot, 5) == (snapshot, ())
+    assert restart_services(rich(), snapshot) == (snapshot, ())
 
 
 def test_restart_services_keeps_the_recorded_snapshot_of_a_child_machine() -> None:

@@ -18,10 +18,15 @@ from guardchart.agents._context import (
 )
 from guardchart.agents._messages import Message, assistant_turn, safe_text, user_turn
 from guardchart.agents._models import ModelResponse
-from guardchart.agents._services import TamperedError, ToolBatchError
 from guardchart.agents._structured import OutputCheck
 from guardchart.agents._turn import ModelTurn, outcomes_of
-from guardchart.errors import AgentError, ToolDeniedError, ToolTimeoutError
+from guardchart.errors import (
+    AgentError,
+    TamperedError,
+    ToolBatchError,
+    ToolDeniedError,
+    ToolTimeoutError,
+)
 from guardchart.gate import NOT_ALLOWED, closing_text, shown_name
 
 __all__ = ["LoopActions", "error_of"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from guardchart.agents._context import pending_entries
+from guardchart.agents._context import pending_entries, shown_item
 
 __all__ = ["pending_approval"]
 
@@ -28,13 +28,7 @@ def pending_approval(context: Mapping[str, Any]) -> list[dict[str, Any]]:
         []
     """
     return [
-        {
-            "id": entry["row_id"] if isinstance(entry.get("row_id"), str) else entry["id"],
-            "tool_call_id": entry["id"],
-            "name": entry["name"],
-            "arguments": dict(entry["arguments"]),
-            "digest": entry.get("digest"),
-        }
+        shown_item(entry)
         for entry in pending_entries(context)
         if entry.get("needs_approval") is True and entry.get("decided") is not True
     ]

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from guardchart.errors import AgentConfigError
 from guardchart.gate import ALL_TOOLS, ToolRegistry, allowed_in_all, allowed_tools, validate_tools
-from guardchart.kernel import Machine, Snapshot, StateNode
+from guardchart.kernel import Machine, Snapshot, StateNode, active_nodes
 
 __all__ = [
     "CHARTS_DIR",
@@ -18,6 +18,7 @@ __all__ = [
     "load_chart",
     "state_tools",
     "validate_agent_chart",
+    "waits",
 ]
 
 CHARTS_DIR: Final = Path(__file__).parent / "charts"
@@ -25,6 +26,13 @@ CHARTS_DIR: Final = Path(__file__).parent / "charts"
 
 WAITING_STATES: Final = ("awaiting_human",)
 """Keys of states that ``run_agent`` rests in, beside those tagged ``waiting``."""
+
+
+def waits(snapshot: Snapshot) -> bool:
+    """Whether an active state waits for a person: by its tag ``waiting``, or by its key."""
+    return any(
+        "waiting" in node.tags or node.key in WAITING_STATES for node in active_nodes(snapshot)
+    )
 
 
 @functools.cache
@@ -41,6 +49,9 @@ def load_chart(name: str = "tool_loop") -> dict[str, Any]:
 
     Args:
         name: The chart's file name without its ending.
+
+    Returns:
+        The chart as a dict of its own: editing it changes nobody else's.
 
     Raises:
         AgentConfigError: There is no such chart; the message lists those there are.
@@ -72,6 +83,13 @@ def state_tools(interp: Any, event: Any = None) -> tuple[str, ...]:
         them allow.
 
     Source: seed 003, state_tools.
+
+    Example:
+        >>> from guardchart import SyncInterpreter, create_machine
+        >>> desk = create_machine({"id": "desk", "initial": "open", "states": {
+        ...     "open": {"meta": {"tools": ["look_up"]}}}})
+        >>> state_tools(SyncInterpreter(desk).start())
+        ('look_up',)
     """
     node = getattr(event, "node", None) or getattr(interp, "node", None)
     if node is not None:
@@ -105,6 +123,15 @@ def validate_agent_chart(
         AgentConfigError: A state names a tool that is not registered, or no registry is known.
 
     Source: seed 003, validate_agent_chart.
+
+    Example:
+        >>> from guardchart.agents import FakeModel, agent_logic, tool_registry
+        >>> from guardchart.runtime import create_machine
+        >>> def look_up(order: int) -> str:
+        ...     "Look up an order."
+        >>> logic = agent_logic(FakeModel([]), tool_registry(look_up))
+        >>> validate_agent_chart(create_machine(load_chart(), logic))
+        ('look_up',)
     """
     known = registry or tools
     if known is None and machine.logic is not None:

@@ -26,6 +26,7 @@ __all__ = [
     "row_ids",
     "shortened",
     "shown_ids",
+    "shown_item",
 ]
 
 
@@ -62,6 +63,17 @@ def shown_ids(context: Mapping[str, Any]) -> list[str]:
     """The id under which a person is shown each pending call."""
     entries = pending_entries(context)
     return [noted or entry["id"] for noted, entry in zip(row_ids(context), entries, strict=True)]
+
+
+def shown_item(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """What a reviewer is shown of a pending entry, as ``gate.pending_item`` shows a row."""
+    return {
+        "id": entry["row_id"] if isinstance(entry.get("row_id"), str) else entry["id"],
+        "tool_call_id": entry["id"],
+        "name": entry["name"],
+        "arguments": dict(entry["arguments"]),
+        "digest": entry.get("digest"),
+    }
 
 
 def prompt_of(context: Mapping[str, Any], event: Any) -> str | None:
@@ -108,11 +120,24 @@ def shortened(
     """The conversation bounded to ``max_messages``, or what ``summarise`` makes of it."""
     if len(messages) <= max_messages:
         return list(messages)
+    # From here on the entries are taken apart; those of a restored context may be anything.
+    messages = [each for each in messages if _usable(each)]
     if summarise is not None:
         return without_orphans(check_messages(summarise(list(messages))))
     task = context.get("task")
     kept, _ = trim_messages(messages, max_messages, task=task if isinstance(task, str) else None)
     return kept
+
+
+def _usable(message: Any) -> bool:
+    if not isinstance(message, Mapping):
+        return False
+    if message.get("role") == "tool" and not isinstance(message.get("tool_call_id"), str):
+        return False
+    calls = message.get("tool_calls") or ()
+    return isinstance(calls, list | tuple) and all(
+        isinstance(call, Mapping) and isinstance(call.get("id"), str) for call in calls
+    )
 
 
 def closing(

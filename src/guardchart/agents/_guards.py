@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from guardchart.agents._context import pending_entries, prompt_of
+from guardchart.agents._context import pending_entries, prompt_of, shown_item
 from guardchart.agents._models import ModelResponse
 from guardchart.agents._retry import RetryPolicy
 from guardchart.agents._structured import OutputCheck
@@ -170,15 +170,7 @@ class LoopGuards:
     def items(self, context: Mapping[str, Any]) -> list[dict[str, Any]]:
         """What ``read_decisions`` compares an event with."""
         return [
-            {
-                "id": entry["row_id"] if isinstance(entry.get("row_id"), str) else entry["id"],
-                "tool_call_id": entry["id"],
-                "name": entry["name"],
-                "arguments": dict(entry["arguments"]),
-                "digest": entry.get("digest"),
-            }
-            for entry in self.needing(context)
-            if entry.get("decided") is not True
+            shown_item(entry) for entry in self.needing(context) if entry.get("decided") is not True
         ]
 
     def approval_matches(self, context: Mapping[str, Any], event: Any) -> bool:

@@ -27,14 +27,13 @@ from guardchart.gate import (
     propose_verdicts,
     read_decisions,
 )
-from guardchart.gate._approvals import other_name
+from guardchart.gate._approvals import HUMAN_EVENTS, other_name
 from guardchart.kernel import EngineEvent, Event, Snapshot, can, done, failed, fired, transition
 from guardchart.persistence import Decision
 from guardchart.runtime import BeforeStep, Host
 
-__all__ = ["HUMAN_EVENTS", "LedgerHook"]
+__all__ = ["LedgerHook"]
 
-HUMAN_EVENTS: Final = frozenset({"HUMAN_APPROVED", "HUMAN_REJECTED", "HUMAN_DECIDED"})
 _LATE: Final = "the decision came too late"
 
 

@@ -40,7 +40,7 @@ _KEYS = frozenset({"role", "content", "tool_calls", "tool_call_id", "name"})
 _CALL_KEYS = frozenset({"id", "name", "arguments"})
 
 
-# --- building ----------------------------------------------------------------------------------
+# Building
 
 
 def system_turn(text: str) -> Message:
@@ -194,7 +194,7 @@ def _refusal(arguments: object, max_bytes: int) -> str | None:
     return None
 
 
-# --- reading -----------------------------------------------------------------------------------
+# Reading
 
 
 def check_messages(value: object) -> list[Message]:
@@ -295,7 +295,7 @@ def open_calls(messages: Sequence[Mapping[str, Any]]) -> list[str]:
     return list(waiting)
 
 
-# --- trimming ----------------------------------------------------------------------------------
+# Trimming
 
 
 def trim_messages(

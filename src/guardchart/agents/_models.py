@@ -156,7 +156,7 @@ def tool_names(tools: Iterable[Any]) -> list[str]:
     return names
 
 
-# --- the fake ----------------------------------------------------------------------------------
+# The fake
 
 _ITEM_KEYS = frozenset({"text", "tool", "args", "tool_calls", "hang", "usage", "id"})
 _CALL_KEYS = frozenset({"tool", "name", "args", "arguments", "id"})

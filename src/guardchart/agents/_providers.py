@@ -45,7 +45,7 @@ _PRICE_KEYS = frozenset({"input_per_mtok", "output_per_mtok"})
 _MAX_RAW_CHARS = 4000
 
 
-# --- SDKs --------------------------------------------------------------------------------------
+# SDKs
 
 
 def require_sdk(name: str) -> None:
@@ -124,7 +124,7 @@ def items(value: Any, what: str) -> list[Any]:
     return list(value)
 
 
-# --- prices and usage --------------------------------------------------------------------------
+# Prices and usage
 
 
 def price(prices: Mapping[str, float] | None, tokens_in: int, tokens_out: int) -> float:
@@ -195,7 +195,7 @@ def read_usage(prices: Mapping[str, float] | None, tokens_in: Any, tokens_out: A
     return Usage(counted.input_tokens, counted.output_tokens, cost)
 
 
-# --- messages and tools ------------------------------------------------------------------------
+# Messages and tools
 
 
 def text_of(message: Mapping[str, Any]) -> str:
@@ -314,7 +314,7 @@ def own_name(names: Names | None, wire: str) -> str:
     return next((own for own, sent in (names or {}).items() if sent == wire), wire)
 
 
-# --- the model ---------------------------------------------------------------------------------
+# The model
 
 
 def check_options(factory: str, options: Mapping[str, Any], reserved: Iterable[str]) -> None:

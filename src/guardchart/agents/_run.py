@@ -13,11 +13,11 @@ from typing import Any, Final, Generic, Literal, TypeVar
 
 from guardchart.agents._approval import pending_approval
 from guardchart.agents._budgets import Budget
-from guardchart.agents._charts import TOOL_LOOP, WAITING_STATES, validate_agent_chart
+from guardchart.agents._charts import TOOL_LOOP, WAITING_STATES, validate_agent_chart, waits
 from guardchart.agents._loop import agent_logic
 from guardchart.errors import AgentConfigError, AgentError, NotSupportedError, SnapshotError
 from guardchart.gate import approval_event
-from guardchart.kernel import Event, Machine, Snapshot, active_nodes, as_event, dump, load
+from guardchart.kernel import Event, Machine, Snapshot, as_event, dump, load
 from guardchart.runtime import (
     Clock,
     Interpreter,
@@ -32,7 +32,7 @@ __all__ = ["AgentResult", "run_agent", "run_agent_sync"]
 
 OutputT = TypeVar("OutputT")
 
-Cause = Literal["aborted", "max-model-calls", "decision-exhausted", "machine", "stopped"]
+Cause = Literal["machine", "stopped"]
 _SHORTCUTS: Final = ("max_turns", "max_usd", "max_tokens")
 
 
@@ -50,8 +50,15 @@ class AgentResult(Generic[OutputT]):
             its ``error`` state is ``done`` with ``error`` set.
         waiting: Whether it waits for a person.
         snapshot: Snapshot JSON to resume from.
-        cause: Why ``status`` is ``"error"``, else None.
+        cause: Why ``status`` is ``"error"``: ``"machine"`` (a fault, see ``error``) or
+            ``"stopped"`` (somebody stopped it); else None.
         ignored: The event the resumed state did not take, else None.
+
+    Example:
+        >>> from guardchart.agents import FakeModel, run_agent_sync
+        >>> result = run_agent_sync(FakeModel([{"text": "hi"}], is_async=False), prompt="hello")
+        >>> result.ok, result.status, result.output, result.usage["turns"]
+        (True, 'done', 'hi', 1)
     """
 
     final_state: str
@@ -371,7 +378,7 @@ def _result(interpreter: Any, opening: Event | None, receipt: Any) -> AgentResul
         context=context,
         output=snapshot.output if snapshot.output is not None else context.get("result"),
         error=error,
-        waiting=status == "idle" and _waits(interpreter),
+        waiting=status == "idle" and waits(snapshot),
         snapshot=_saved(interpreter),
         cause=cause,
         ignored=None if taken else opening,
@@ -397,10 +404,3 @@ def _machine_error(interpreter: Any) -> dict[str, str]:
         return {"kind": "machine", "message": str(error.get("message") or error.get("type"))}
     message = str(error) if isinstance(error, AgentError) else type(error).__name__
     return {"kind": "machine", "message": message}
-
-
-def _waits(interpreter: Any) -> bool:
-    return any(
-        "waiting" in node.tags or node.key in WAITING_STATES
-        for node in active_nodes(interpreter.snapshot)
-    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from guardchart.agents._budgets import add_usage, clamp_usage
@@ -16,7 +16,13 @@ from guardchart.agents._context import (
 )
 from guardchart.agents._models import ModelCall, ModelResponse, Usage, is_async_model
 from guardchart.agents._turn import ModelTurn
-from guardchart.errors import AgentError, ToolDeniedError, ToolTimeoutError
+from guardchart.errors import (
+    AgentError,
+    TamperedError,
+    ToolBatchError,
+    ToolDeniedError,
+    ToolTimeoutError,
+)
 from guardchart.gate import (
     Facts,
     Outcome,
@@ -33,31 +39,9 @@ from guardchart.gate import (
 )
 from guardchart.runtime import ServiceScope
 
-__all__ = ["CallModel", "RunTool", "TamperedError", "ToolBatchError"]
+__all__ = ["CallModel", "RunTool"]
 
 NOT_RUN: Final = "not run: another call of this turn failed"
-
-
-class ToolBatchError(AgentError):
-    """A call of a batch failed; what the others gave is kept in ``results``.
-
-    ``results`` are ``{"tool_call_id", "content"}``, one per call of the batch.
-    """
-
-    code = "tool-batch"
-
-    def __init__(self, message: str, results: Sequence[Mapping[str, str]]) -> None:
-        super().__init__(message)
-        self.results = list(results)
-
-
-class TamperedError(ToolDeniedError):
-    """A snapshot disagrees with the ledger's rows; none of its open calls ran."""
-
-    code = "tampered"
-
-    def __init__(self, tool: str) -> None:
-        super().__init__(tool, "the pending call is not the one that was proposed")
 
 
 class CallModel:
@@ -345,7 +329,7 @@ class _Batch:
         return row is not None and answer_from_row(row, ledger=self.ledger) is not None
 
     def _denial(self, error: ToolDeniedError) -> ToolDeniedError:
-        error.results = self.results(f"refused: {error.reason}")  # type: ignore[attr-defined]
+        error.results = self.results(f"refused: {error.reason}")
         return error
 
     def close(self) -> list[dict[str, str]]:
@@ -358,12 +342,12 @@ class _Batch:
                 error = outcome.error
                 reason = error.reason if isinstance(error, ToolDeniedError) else outcome.text
                 denied = ToolDeniedError(_shown(self.verdicts[index]), reason)
-                denied.results = results  # type: ignore[attr-defined]
+                denied.results = results
                 raise denied
         for index, outcome in sorted(self.outcomes.items()):
             if outcome.status == "timeout":
                 timeout = ToolTimeoutError(_shown(self.verdicts[index]), self._timeout_s(index))
-                timeout.results = results  # type: ignore[attr-defined]
+                timeout.results = results
                 raise timeout
             if outcome.status in _FAILED:
                 name = type(outcome.error).__name__ if outcome.error is not None else "AgentError"

@@ -6,6 +6,7 @@ executor accepts; `GuardSession` does both for frameworks that own their own loo
 
 from __future__ import annotations
 
+from guardchart.errors import DecisionRefused
 from guardchart.gate._answers import (
     Answer,
     Outcome,
@@ -15,7 +16,6 @@ from guardchart.gate._answers import (
     follow,
 )
 from guardchart.gate._approvals import (
-    DecisionRefused,
     approval_event,
     decisions_event,
     display,

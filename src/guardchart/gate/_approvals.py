@@ -10,11 +10,12 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
+from guardchart.errors import DecisionRefused
 from guardchart.gate._seal import Seal
 from guardchart.persistence import Decision
 
 __all__ = [
-    "DecisionRefused",
+    "HUMAN_EVENTS",
     "approval_event",
     "decisions_event",
     "display",
@@ -27,16 +28,10 @@ __all__ = [
 APPROVED: Final = "HUMAN_APPROVED"
 REJECTED: Final = "HUMAN_REJECTED"
 DECIDED: Final = "HUMAN_DECIDED"
+HUMAN_EVENTS: Final = frozenset({APPROVED, REJECTED, DECIDED})
+"""The types by which a person decides; they count only where they come from outside."""
 SIGNATURE: Final = "signature"
 _MAX_REASON = 2000
-
-
-class DecisionRefused(Exception):
-    """A decision event does not fit the pending calls; ``reason`` is safe to show."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
 
 
 def pending_item(row: Any, *, tool_call_id: str | None = None) -> dict[str, Any]:
@@ -98,6 +93,9 @@ def decisions_event(
             ``approve``, ``reject`` or ``edit``.
         by: who decides, for the record.
         again: True reopens calls that were closed without running.
+
+    >>> decisions_event([{"id": "c1", "decision": "reject"}], by="ann")["by"]
+    'ann'
     """
     event = {"type": DECIDED, "decisions": [dict(item) for item in decisions]}
     return _by(event, by, again)
@@ -224,6 +222,10 @@ def read_decisions(event: Any, pending: Sequence[Mapping[str, Any]]) -> dict[str
 
     Raises:
         DecisionRefused: it does not fit. Nothing was decided.
+
+    >>> shown = [{"id": "c1", "tool_call_id": "c1", "digest": "ab"}]
+    >>> read_decisions(approval_event(shown), shown)["c1"].decision
+    'approve'
     """
     kind, payload = _payload(event)
     if not pending:
@@ -243,7 +245,7 @@ def read_decisions(event: Any, pending: Sequence[Mapping[str, Any]]) -> dict[str
     raise DecisionRefused("not a decision")
 
 
-# --- display -----------------------------------------------------------------------------------
+# Display
 
 
 # What is drawn as nothing, or as a blank, though Unicode calls it printable: fillers, joiners,
@@ -286,7 +288,7 @@ def display(value: Any) -> Any:
     return value
 
 
-# --- signed decisions --------------------------------------------------------------------------
+# Signed decisions
 
 
 def sign_decision(
@@ -299,6 +301,12 @@ def sign_decision(
         event: the event as a mapping, ``type`` included.
         thread: the thread or store key whose calls it decides.
         machine: the machine's id where the host checks it, else ``""``.
+
+    >>> from guardchart.gate import Seal
+    >>> seal = Seal("0123456789abcdef")
+    >>> event = sign_decision(seal, {"type": "HUMAN_REJECTED"}, "ticket-7")
+    >>> verify_decision(seal, event, "ticket-7"), verify_decision(seal, event, "ticket-8")
+    (True, False)
     """
     body = {key: value for key, value in event.items() if key != SIGNATURE}
     mark = seal.sign(body, thread=thread, machine=machine, purpose="decision")

@@ -293,6 +293,13 @@ def authorise(
 
     Raises:
         ToolDeniedError: the check that failed. Nothing ran; the row is not claimed.
+
+    >>> from guardchart.gate import as_allowed, run_authorised, tool_registry
+    >>> def look_up(order: int) -> str:
+    ...     return f"order {order}: delivered"
+    >>> facts = Facts(tool_registry(look_up), as_allowed(["look_up"]))
+    >>> run_authorised(authorise(ToolCall("c1", "look_up", {"order": 7}), facts)).text
+    'order 7: delivered'
     """
     attempt = _Attempt(call, look, ledger, scope, row, owner, now)
     if attempt.answer is not None:

@@ -116,6 +116,13 @@ def assess(
 
     Returns:
         A verdict for each call, in order. A bad call never raises.
+
+    >>> from guardchart.gate import tool_registry
+    >>> def look_up(order: int) -> str:
+    ...     "Look up an order."
+    >>> calls = [ToolCall("c1", "look_up", {"order": 7}), ToolCall("c2", "delete_all")]
+    >>> [verdict.ok for verdict in assess(calls, tool_registry(look_up), ["look_up"])]
+    [True, False]
     """
     if not calls:
         return []

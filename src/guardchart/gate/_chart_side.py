@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 from guardchart.errors import AgentConfigError, NotSupportedError
+from guardchart.gate._approvals import HUMAN_EVENTS
 from guardchart.gate._authorise import Now, read_now
 from guardchart.gate._registry import ToolRegistry
 from guardchart.gate._rules import Allowed, allowed_in_all, validate_tools
@@ -17,7 +18,6 @@ from guardchart.kernel import Event, StartService, fired, initial_step, step
 
 __all__ = ["ChartSide", "as_event"]
 
-HUMAN_EVENTS: Final = frozenset({"HUMAN_APPROVED", "HUMAN_REJECTED", "HUMAN_DECIDED"})
 _VERBS: Final = ("done", "failed", "rejected", "denied")
 _MAX_OVERDUE: Final = 1000
 

@@ -118,7 +118,16 @@ def check(call: ToolCall, facts: Facts) -> Checked:
     Raises:
         ToolDeniedError: the first check that failed. Nothing ran.
 
-    Source: gate ruling X0.13, checks 1 to 6.
+    Source: docs/semantics.md, G1 to G5.
+
+    >>> from guardchart.gate import as_allowed, tool, tool_registry
+    >>> def refund(order: int) -> str:
+    ...     "Refund an order."
+    >>> facts = Facts(tool_registry(tool(refund, side_effect=True)), as_allowed(["refund"]))
+    >>> check(ToolCall("c1", "refund", {"order": 7}), facts)
+    Traceback (most recent call last):
+        ...
+    guardchart.errors.ToolDeniedError: tool 'refund' denied: needs human approval
     """
     # 1, 2: registered and allowed, by exact name; one answer for both
     name = call.name

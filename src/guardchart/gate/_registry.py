@@ -24,7 +24,14 @@ DEFAULT_MAX_OUTPUT_CHARS = 4000
 
 
 class ToolRegistry:
-    """The tools of one application, by exact name. Made by `tool_registry`."""
+    """The tools of one application, by exact name. Made by `tool_registry`.
+
+    >>> def look_up(order: int) -> str:
+    ...     "Look up an order."
+    >>> registry = tool_registry(look_up)
+    >>> "look_up" in registry, registry.get("delete_all"), len(registry)
+    (True, None, 1)
+    """
 
     __slots__ = ("_tools", "max_output_chars")
 
@@ -126,6 +133,9 @@ def tool_registry(
         timeout_s: seconds, for tools that set none.
         side_effect: for tools that do not say.
         max_output_chars: where a tool's output is cut, in characters.
+
+    Returns:
+        The registry; being in it is no permission, see ``meta.tools``.
 
     Raises:
         AgentConfigError: something is not a tool, two share a name, or a limit is not usable.

@@ -123,7 +123,11 @@ def parse(value: Any, where: str = "meta.tools") -> Allowed:
 
 
 def as_allowed(value: Any) -> Allowed:
-    """Return an `Allowed` for names, ``"*"``, ``["*"]``, None (nothing), or one itself."""
+    """Return an `Allowed` for names, ``"*"``, ``["*"]``, None (nothing), or one itself.
+
+    >>> ["refund" in as_allowed(value) for value in (["refund"], "*", None)]
+    [True, True, False]
+    """
     if type(value) is Allowed:
         return value
     if value is None:
@@ -143,6 +147,14 @@ def allowed_tools(node: NodeLike | None) -> Allowed:
 
     Returns:
         That state's list alone; nothing where no state up to the root declares one.
+
+    >>> from guardchart.kernel import create_machine
+    >>> machine = create_machine({"id": "desk", "initial": "open", "meta": {"tools": ["look_up"]},
+    ...     "states": {"open": {}, "paying": {"meta": {"tools": ["refund"]}}}})
+    >>> sorted(allowed_tools(machine.nodes["desk.open"]).listed)
+    ['look_up']
+    >>> sorted(allowed_tools(machine.nodes["desk.paying"]).listed)
+    ['refund']
     """
     at: Any = node
     while at is not None:

@@ -153,7 +153,7 @@ class _Run:
     def not_entered(self) -> Outcome:
         return self.outcome("not_sent", "not run: it could not be started in time")
 
-    # --- the ledger's part: each is one call, made in a thread by the async form ---
+    # The ledger's part: each is one call, made in a thread by the async form
 
     def record(self, outcome: Outcome) -> Outcome:
         """Write a settled outcome to the row; what cannot be written is in doubt."""
@@ -385,6 +385,15 @@ def execute(
 
     Returns:
         What the conversation is told; a denial is an outcome here, never an exception.
+
+    >>> from guardchart.gate import Facts, as_allowed, tool_registry
+    >>> def look_up(order: int) -> str:
+    ...     return f"order {order}: delivered"
+    >>> facts = Facts(tool_registry(look_up), as_allowed(["look_up"]))
+    >>> execute(ToolCall("c1", "look_up", {"order": 7}), facts).text
+    'order 7: delivered'
+    >>> execute(ToolCall("c2", "delete_all"), facts).status
+    'denied'
     """
     last: Outcome | None = None
     for _ in range(_MAX_ENTRIES):

@@ -32,6 +32,12 @@ class IdempotencyKey(str):
 
     The parameter is hidden from the schema. The key is the same for every entry of one
     approved call, and different for any other, so it can be handed to a payment provider.
+
+    >>> from guardchart.gate import tool
+    >>> def pay(cents: int, key: IdempotencyKey) -> str:
+    ...     "Pay."
+    >>> sorted(tool(pay).parameters["properties"])
+    ['cents']
     """
 
     __slots__ = ()
@@ -55,7 +61,7 @@ class Shape(Protocol):
         """Return the positional and keyword arguments for the function's body."""
 
 
-# --- errors ------------------------------------------------------------------------------------
+# Errors
 
 _DERIVED = (
     *("{error}", "{tag}", "{actual_length}", "{actual_type}", "{input_value}"),
@@ -98,7 +104,7 @@ def _refusal(errors: list[Any], declared: frozenset[str]) -> ArgumentsRefused:
     return ArgumentsRefused("; ".join(parts))
 
 
-# --- signatures --------------------------------------------------------------------------------
+# Signatures
 
 
 class _Schema(GenerateJsonSchema):
@@ -343,7 +349,7 @@ def signature_shape(fn: Callable[..., Any], tool: str) -> SignatureShape:
     return SignatureShape(model, fields, tuple(positional), tuple(keys), parameters)
 
 
-# --- JSON Schema documents ---------------------------------------------------------------------
+# JSON Schema documents
 
 
 def _close(node: Any) -> Any:

@@ -11,19 +11,14 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from guardchart.errors import AgentConfigError, LedgerError, ToolDeniedError
+from guardchart.errors import AgentConfigError, DecisionRefused, LedgerError, ToolDeniedError
 from guardchart.gate._answers import (
     Answer,
     Outcome,
     close_open,
     closing_text,
 )
-from guardchart.gate._approvals import (
-    DecisionRefused,
-    other_name,
-    pending_item,
-    read_decisions,
-)
+from guardchart.gate._approvals import other_name, pending_item, read_decisions
 from guardchart.gate._authorise import AuthorisedCall, aauthorise, authorise
 from guardchart.gate._batch import Verdict, assess, lookup_verdicts, propose_verdicts
 from guardchart.gate._chart_side import ChartSide, as_event
@@ -109,7 +104,7 @@ class GuardSession(ChartSide):
         run = self._snapshot.run
         self.host = Host(run if scope is None else scope, self.ledger, run, agent)
 
-    # --- one turn ---
+    # One turn
 
     def propose(
         self, calls: Sequence[ToolCall], *, spent_ids: Collection[str] = ()
@@ -367,7 +362,7 @@ class GuardSession(ChartSide):
                 for item in items
             }
 
-    # --- inside ---
+    # Inside
 
     def _open(self) -> None:
         self._turn, self._left = {}, set()

@@ -34,6 +34,9 @@ def shown_name(name: object) -> str:
     """Return a proposed name as far as it may be repeated: well-formed, else ``"*"``.
 
     Whether it is a registered one makes no difference, so the answer tells a model nothing.
+
+    >>> shown_name("refund"), shown_name("ignore all instructions")
+    ('refund', '*')
     """
     return name if type(name) is str and _NAME.fullmatch(name) else "*"
 
@@ -46,6 +49,9 @@ class ToolCall:
         id: the provider's id of the call.
         name: the tool's name, as the model wrote it.
         arguments: the parsed arguments; untrusted.
+
+    >>> ToolCall("c1", "refund", {"order": 7}).arguments
+    {'order': 7}
     """
 
     id: str
@@ -85,6 +91,11 @@ class Tool:
 
     Made by `tool`, `Tool.from_schema` or `tool_registry`; not changed afterwards. A Tool is
     not callable: `run_authorised` runs it, for a call the gate has let through.
+
+    >>> def refund(order: int, cents: int = 100) -> str:
+    ...     "Refund an order."
+    >>> tool(refund, side_effect=True).validate({"order": 7})
+    {'order': 7, 'cents': 100}
     """
 
     __slots__ = (
@@ -274,6 +285,10 @@ def tool(
         trusted: True lets its results count as trusted sources for rules.
         sequential: True never runs it beside another call of the same turn.
         requires_approval: True asks a human though it changes nothing.
+
+    Returns:
+        The tool, for `tool_registry`. What the registry says of timeouts and side effects
+        holds where the tool says nothing itself.
 
     Raises:
         AgentConfigError: not a function, a name that is not an ASCII identifier, an

@@ -93,7 +93,7 @@ def _matches_value(node: StateNode, value: Any, config: Configuration) -> bool:
     return True
 
 
-# --- events ------------------------------------------------------------------------------------
+# Events
 
 
 def accepted_events(snapshot: Snapshot) -> tuple[str, ...]:
@@ -101,6 +101,9 @@ def accepted_events(snapshot: Snapshot) -> tuple[str, ...]:
 
     Types the engine makes are left out, so are types that are forbidden here whatever the
     guards say. A wildcard counts for the types that some state of the chart names.
+
+    Args:
+        snapshot: The snapshot to ask; its machine need not be bound.
 
     Returns:
         The types in document order; none once the machine is done or in error.
@@ -138,6 +141,13 @@ def can(snapshot: Snapshot, event: Event | Mapping[str, Any] | str) -> bool:
             only its candidate is passed over.
 
     Source: XState 5, ``snapshot.can()``.
+
+    >>> from guardchart.kernel import create_machine, initial_transition
+    >>> till = create_machine({"id": "till", "on": {"PAY": {"guard": lambda context, event:
+    ...     event.payload["cents"] <= 500, "actions": lambda context, event: None}}})
+    >>> snapshot, _ = initial_transition(till)
+    >>> can(snapshot, {"type": "PAY", "cents": 100}), can(snapshot, {"type": "PAY", "cents": 900})
+    (True, False)
     """
     event = as_event(event)
     config = snapshot.config
@@ -185,7 +195,7 @@ def _possible(candidates: tuple[Transition, ...]) -> Iterator[Transition]:
             return
 
 
-# --- reachability ------------------------------------------------------------------------------
+# Reachability
 
 
 def reachable(machine: Machine) -> frozenset[str]:

@@ -57,6 +57,10 @@ class Machine:
     ``id``, ``version``, ``context`` (declared), ``strict``, ``policy`` and ``max_microsteps``
     are the chart's; ``root`` is its top node, ``states`` the root's children by key, ``nodes``
     every node by id. ``shape`` and ``logic_digest`` identify the state tree and all the rest.
+
+    >>> machine = create_machine({"id": "lamp", "initial": "off", "states": {"off": {}, "on": {}}})
+    >>> machine.id, sorted(machine.nodes), machine.bound
+    ('lamp', ['lamp', 'lamp.off', 'lamp.on'], True)
     """
 
     def __init__(self, spec: ChartSpec, logic: Any, check_purity: bool) -> None:

@@ -67,7 +67,7 @@ class LegalReader:
         context = MappingProxyType(check_object(data["context"], "$.context"))
         return Snapshot(rev, status, context, config, self._rest(data, rev, status, config))
 
-    # --- the configuration -----------------------------------------------------------------
+    # The configuration
 
     def _configuration(self, data: dict[str, Any], status: str) -> Configuration:
         leaves: list[StateNode] = []
@@ -84,7 +84,7 @@ class LegalReader:
             _refuse("'active' in a final configuration", "$.status")
         return config
 
-    # --- what is pending -------------------------------------------------------------------
+    # What is pending
 
     def _rest(self, data: dict[str, Any], rev: int, status: str, config: Configuration) -> Rest:
         output = data.get("output")

@@ -149,8 +149,8 @@ def make_plan(config: Configuration, chosen: Chosen, history: History) -> Plan:
 def initial_plan(machine: Machine) -> Plan:
     """Work out the plan that enters a machine."""
     entry = _Entry({})
-    entry.add(machine.root)
-    entry.descend(machine.root)
+    entry.states.add(machine.root)
+    entry.descend(machine.root, ())
     return _assemble(machine, frozenset(), (), entry, (), False)
 
 

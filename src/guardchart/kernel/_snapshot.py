@@ -210,9 +210,7 @@ def interrupted(snapshot: Snapshot) -> list[str]:
     return [child.key for child in snapshot.children.values() if child.status == "active"]
 
 
-def restart_services(
-    machine: Machine, snapshot: Snapshot, now: float = 0
-) -> tuple[Snapshot, Effects]:
+def restart_services(machine: Machine, snapshot: Snapshot) -> tuple[Snapshot, Effects]:
     """Start again what ran when the snapshot was taken: a step, so every key is a new one.
 
     Only for a snapshot that is the host's own. Started are the invokes of active states that
@@ -221,8 +219,7 @@ def restart_services(
 
     Args:
         machine: A bound machine.
-        snapshot: One of its snapshots; it is not changed.
-        now: As for `step`; no timer is set here, pending ones keep their due time.
+        snapshot: One of its snapshots; it is not changed. Pending timers keep their due time.
 
     Returns:
         The next snapshot and the effects that start its children; the same snapshot and no
@@ -232,7 +229,6 @@ def restart_services(
         ChartError: The machine is unbound.
         StepError: An invoke's ``input`` raised; nothing was started.
     """
-    del now
     machine.require_bound()
     if snapshot.status != "active":
         return snapshot, NO_EFFECTS

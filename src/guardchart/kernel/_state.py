@@ -76,6 +76,11 @@ class Snapshot(tuple[int, str, Mapping[str, Any], Any, Rest]):
     writes it, ``state_ids`` the ids of its leaves. ``history`` maps a history state's id to
     the ids it would restore; ``timers``, ``children`` and ``sends`` hold what is pending.
     ``run`` and ``batch_no`` belong to the host; steps carry them along unread.
+
+    >>> from guardchart.kernel import create_machine, initial_transition
+    >>> snapshot, _ = initial_transition(create_machine({"initial": "a", "states": {"a": {}}}))
+    >>> snapshot.rev, snapshot.status, snapshot.value, dict(snapshot.context)
+    (1, 'active', 'a', {})
     """
 
     __slots__ = ()
@@ -210,6 +215,12 @@ class Receipt(NamedTuple):
     machine is not active, or a completion or timer is not (or no longer) the snapshot's.
     ``reason`` says why in words, ``faults`` holds the exceptions of actions and guards,
     ``changed`` tells whether the snapshot is a new one.
+
+    >>> from guardchart.kernel import create_machine, initial_step, step
+    >>> machine = create_machine({"initial": "a", "states": {"a": {"on": {"GO": "b"}}, "b": {}}})
+    >>> snapshot, _, _ = initial_step(machine)
+    >>> step(machine, snapshot, "GO")[2].status, step(machine, snapshot, "STOP")[2].status
+    ('taken', 'ignored')
     """
 
     status: ReceiptStatus

@@ -155,6 +155,22 @@ def transition(
 ) -> tuple[Snapshot, Effects]:
     """Take one macrostep and return ``(snapshot, effects)``; `step` without the receipt.
 
+    Args:
+        machine: the machine of the snapshot.
+        snapshot: where it stands; unchanged afterwards.
+        event: as for `step`.
+        now: epoch milliseconds; only added to delays to give ``due_at``.
+
+    Returns:
+        The next snapshot and what a host has to do, in order; the same snapshot object and no
+        effects where nothing came of the event.
+
+    Raises:
+        StepError: as `step`; the snapshot is unchanged.
+        ChartError: the machine is unbound.
+
+    Source: XState 5, ``transition``.
+
     >>> from guardchart.kernel import create_machine, initial_transition
     >>> lamp = create_machine({"initial": "off", "states": {
     ...     "off": {"on": {"TOGGLE": "on"}}, "on": {"on": {"TOGGLE": "off"}}}})
@@ -169,7 +185,29 @@ def transition(
 def initial_transition(
     machine: Machine, input: Any = None, *, now: float = 0
 ) -> tuple[Snapshot, Effects]:
-    """Start a machine and return ``(snapshot, effects)``; `initial_step` without the receipt."""
+    """Start a machine and return ``(snapshot, effects)``; `initial_step` without the receipt.
+
+    Args:
+        machine: a bound machine.
+        input: as for `initial_step`.
+        now: epoch milliseconds; only added to delays to give ``due_at``.
+
+    Returns:
+        The first snapshot, its ``rev`` being 1, and what a host has to do, in order.
+
+    Raises:
+        ChartError: the machine is unbound, with every missing name.
+        StepError: more than ``maxMicrosteps`` microsteps.
+
+    Source: XState 5, ``initialTransition``.
+
+    >>> from guardchart.kernel import create_machine
+    >>> lamp = create_machine({"initial": "off", "states": {"off": {"after": {"500": "on"}},
+    ...     "on": {}}})
+    >>> snapshot, effects = initial_transition(lamp, now=1_000)
+    >>> snapshot.value, [timer.due_at for timer in snapshot.timers.values()], len(effects)
+    ('off', [1500], 1)
+    """
     snapshot, effects, _ = initial_step(machine, input, now=now)
     return snapshot, effects
 

@@ -14,17 +14,18 @@ from langgraph.runtime import Runtime, get_runtime
 from langgraph.types import interrupt
 
 from guardchart.agents import WAITING_STATES, pending_approval
+from guardchart.agents._charts import waits
 from guardchart.errors import (
     AgentConfigError,
     SnapshotTamperedError,
     StepError,
 )
 from guardchart.gate import verify_decision
+from guardchart.gate._approvals import HUMAN_EVENTS
 from guardchart.kernel import (
     Event,
     Machine,
     Snapshot,
-    active_nodes,
     as_event,
     interrupted,
     load,
@@ -47,7 +48,6 @@ _WAITING = (
 _TAMPERED = "tampered: the snapshot's seal does not fit, and nothing of it was kept"
 # The writer of a run that nobody streams.
 _UNHEARD = Runtime().stream_writer
-_DECISIONS = frozenset({"HUMAN_APPROVED", "HUMAN_REJECTED", "HUMAN_DECIDED"})
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -321,7 +321,7 @@ class Visit:
 
     def _check_signature(self) -> None:
         event = self.event
-        if event is None or event.type not in _DECISIONS:
+        if event is None or event.type not in HUMAN_EVENTS:
             return
         thread, _ = self.sealed_for()
         if not verify_decision(self.settings.seal, event, thread):
@@ -355,9 +355,7 @@ class Visit:
 
     def _waits(self, snapshot: Snapshot) -> bool:
         """Whether the chart waits for somebody, whom an interrupt is to ask."""
-        return snapshot.status == "active" and any(
-            "waiting" in node.tags or node.key in WAITING_STATES for node in active_nodes(snapshot)
-        )
+        return snapshot.status == "active" and waits(snapshot)
 
     def _is_due(self, snapshot: Snapshot | None) -> bool:
         """Whether something happens on entry that the question would come too early for."""

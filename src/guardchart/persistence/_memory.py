@@ -21,7 +21,11 @@ _default_lock = threading.Lock()
 
 
 def default_ledger() -> InMemoryLedger:
-    """Return the ``InMemoryLedger`` of this process, the ledger where a host brings none."""
+    """Return the ``InMemoryLedger`` of this process, the ledger where a host brings none.
+
+    >>> default_ledger() is default_ledger()
+    True
+    """
     global _default
     with _default_lock:
         if _default is None:
@@ -45,6 +49,16 @@ class InMemoryLedger(RuleLedger):
 
     Args:
         max_rows: the number of rows above which old batches are dropped.
+
+    >>> from guardchart.persistence import Decision, Slot
+    >>> ledger = InMemoryLedger()
+    >>> row = ledger.propose(Slot("t", "r", "", 1, "pay", "d1"), "c1", {"cents": 5}, now=0)
+    >>> ledger.decide("t", {row.id: Decision("approve", row.digest)}, "ann", now=1)[row.id].status
+    'approved'
+    >>> ledger.claim("t", row.id, row.digest, owner="me", now=2).token is None
+    False
+    >>> ledger.claim("t", row.id, row.digest, owner="somebody else", now=3).token is None
+    True
     """
 
     durable = False

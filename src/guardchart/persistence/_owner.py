@@ -13,6 +13,9 @@ def owner_id() -> str:
     """Return this process's owner name, ``pid:starttime:uuid@host``.
 
     It is the same for the life of the process, and another one after ``os.fork``.
+
+    >>> owner_id() == owner_id()
+    True
     """
     global _own
     pid = os.getpid()
@@ -30,6 +33,9 @@ def owner_alive(owner: str) -> bool:
     Returns:
         False only where the name is from this host (and this pid namespace) and no process
         has that pid and start time. True for a living one, another host, or a foreign form.
+
+    >>> owner_alive(owner_id())
+    True
     """
     head, _, host = owner.partition("@")
     parts = head.split(":")

@@ -198,6 +198,9 @@ def batch_slots(
     Returns:
         One slot a call, in the same order. A call's ordinal counts only equal ones before it,
         so that a re-sampled answer in another order meets the same rows.
+
+    >>> [slot.ordinal for slot in batch_slots("t", "r", "", 1, [("pay", "d"), ("pay", "d")])]
+    [0, 1]
     """
     seen: dict[tuple[str, str], int] = {}
     slots = []

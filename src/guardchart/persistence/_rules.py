@@ -102,7 +102,7 @@ def root_id(row: Row) -> str:
     return row.parent_id if row.parent_id is not None else row.id
 
 
-# --- proposing -----------------------------------------------------------------------------
+# Proposing
 
 
 def new_row(proposal: Proposal, row_id: str, now: int) -> Row:
@@ -140,7 +140,7 @@ def _later(a: int | None, b: int | None) -> bool:
     return b is not None and (a is None or a > b)
 
 
-# --- deciding ------------------------------------------------------------------------------
+# Deciding
 
 
 def decide_row(
@@ -307,7 +307,7 @@ def _deliberate(row: Row, decision: Decision, act: Act) -> None:
         refuse("digest", row.id)
 
 
-# --- running -------------------------------------------------------------------------------
+# Running
 
 
 def claim_row(row: Row, digest: str, owner: str, token: str, now: int) -> Claim:

@@ -79,6 +79,13 @@ class SQLiteLedger(RuleLedger):
         StoreError: the file cannot be opened, is no database, or was written by a newer
             release. Verbs raise it where the database stays locked or fails; nothing was
             written then, and the verb may be called again.
+
+    >>> from guardchart.persistence import Slot
+    >>> with SQLiteLedger("ledger.db") as ledger:
+    ...     row = ledger.propose(Slot("t", "r", "", 1, "pay", "d1"), "c1", {"cents": 5}, now=0)
+    >>> with SQLiteLedger("ledger.db") as again:
+    ...     again.row("t", row.id) == row
+    True
     """
 
     durable = True

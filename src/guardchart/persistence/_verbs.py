@@ -60,7 +60,7 @@ class RuleLedger(Ledger):
                 return row_id
             n += 1
 
-    # --- proposing -------------------------------------------------------------------------
+    # Proposing
 
     def propose(
         self,
@@ -129,7 +129,7 @@ class RuleLedger(Ledger):
             refuse("mismatch", row.id)
         return row
 
-    # --- deciding --------------------------------------------------------------------------
+    # Deciding
 
     def decide(
         self,
@@ -191,7 +191,7 @@ class RuleLedger(Ledger):
                     answer[row_id] = change.answer
             return answer
 
-    # --- running ---------------------------------------------------------------------------
+    # Running
 
     def claim(self, scope: str, row_id: str, digest: str, *, owner: str, now: int) -> Claim:
         with self._transaction(scope, write=True) as rows:
@@ -240,7 +240,7 @@ class RuleLedger(Ledger):
             settled = _rules.resolve_row(row, outcome, clean(result), _clean_or_none(by), now)
             return _put(rows, row, settled)
 
-    # --- reading ---------------------------------------------------------------------------
+    # Reading
 
     def row(self, scope: str, row_id: str, *, follow: bool = True) -> Row | None:
         with self._transaction(scope, write=False) as rows:

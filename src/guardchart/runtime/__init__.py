@@ -41,6 +41,7 @@ def create_machine(
     logic: MachineLogic | None = None,
     *,
     strict_config: bool = True,
+    check_purity: bool = False,
 ) -> Machine:
     """Compile a chart into an immutable machine.
 
@@ -49,6 +50,8 @@ def create_machine(
         logic: What the chart's names mean. Without it (or with names missing) the machine
             can be inspected, routed and drawn, and running it raises.
         strict_config: Accepted for compatibility; checks are always on.
+        check_purity: Find actions and guards that change a value inside the context they are
+            only to read; for development, since it copies the context at each call.
 
     Returns:
         The machine.
@@ -62,4 +65,4 @@ def create_machine(
     """
     if isinstance(config, Path):
         config = config.read_text(encoding="utf-8")
-    return _create_machine(config, logic, strict_config=strict_config)
+    return _create_machine(config, logic, strict_config=strict_config, check_purity=check_purity)

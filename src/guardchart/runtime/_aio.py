@@ -18,8 +18,8 @@ from guardchart.kernel import Event, Receipt, as_event
 from guardchart.runtime._base import InterpreterBase
 from guardchart.runtime._core import INSIDE, OUTSIDE, Entry
 from guardchart.runtime._rest import reached, serving_due
-from guardchart.runtime._services import Invocation, call_service, is_async_service
-from guardchart.runtime._workers import WORKERS
+from guardchart.runtime._services import Invocation, awaited, call_service, is_async_service
+from guardchart.runtime._workers import WORKERS, abandon
 
 __all__ = ["Interpreter"]
 
@@ -234,14 +234,14 @@ class Interpreter(InterpreterBase):
                 loop.call_soon_threadsafe(self._land, invocation, output, error, context=context)
 
         self._computing += 1
-        self._flying[invocation.key] = _nothing
+        self._flying[invocation.key] = abandon
         WORKERS.start(ended, call_service, self, invocation)
 
     def _land(self, invocation: Invocation, output: Any, error: BaseException | None) -> None:
         """What a service gave on its thread: its outcome, or something still to be awaited."""
         self._computing -= 1
         if inspect.isawaitable(output) and self._current(invocation):
-            self._start_task(invocation, _itself, output)
+            self._start_task(invocation, awaited, output)
             return
         if inspect.iscoroutine(output):
             output.close()
@@ -393,11 +393,3 @@ class Interpreter(InterpreterBase):
                 entry.receipt = self._refused("dropped", f"the machine is {self._state}")
                 self._answer(entry)
         self._notify()
-
-
-async def _itself(awaitable: Any) -> Any:
-    return await awaitable
-
-
-def _nothing() -> None:
-    """A body on a thread cannot be cancelled; it is abandoned."""

@@ -118,7 +118,7 @@ class InterpreterBase(InterpreterSteps):
         if not self._restart:
             self._announce()
             return
-        snapshot, effects = restart_services(self.machine, restored, self.clock.now_ms())
+        snapshot, effects = restart_services(self.machine, restored)
         services = self.logic.services
         for name, child in restored.children.items():
             if child.spawned and child.status == "active" and child.src not in services:

@@ -56,7 +56,12 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The wall clock. Stateless; every interpreter without a clock shares one."""
+    """The wall clock. Stateless; every interpreter without a clock shares one.
+
+    Example:
+        >>> SystemClock().now_ms() > 1_700_000_000_000
+        True
+    """
 
     simulated = False
 

@@ -78,6 +78,14 @@ class MachineLogic:
         before_step: A hook every host calls before it steps.
         on_machine: Called once with each machine this logic is bound to.
         attachments: Objects a layer above wants to find again.
+
+    Example:
+        >>> logic = MachineLogic(
+        ...     guards={"small": lambda context, event: event.payload["cents"] < 500},
+        ...     actions={"note": lambda context, event: {"cents": event.payload["cents"]}},
+        ... )
+        >>> sorted(logic.actions), sorted(logic.guards)
+        (['note'], ['small'])
     """
 
     __slots__ = (

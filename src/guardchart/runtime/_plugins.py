@@ -39,6 +39,17 @@ class Plugin(Protocol):
 
     Hooks run where the step runs, one at a time. What they send is queued behind what they are
     told about, and `update_context` is theirs to call.
+
+    Example:
+        >>> from guardchart import SyncInterpreter, create_machine
+        >>> class Trace:
+        ...     def on_transition(self, interpreter, from_ids, to_ids, taken):
+        ...         print(sorted(from_ids), "->", sorted(to_ids))
+        >>> lamp = create_machine({"id": "lamp", "initial": "off", "states": {
+        ...     "off": {"on": {"FLIP": "on"}}, "on": {}}})
+        >>> receipt = SyncInterpreter(lamp, plugins=[Trace()]).start().send("FLIP")
+        [] -> ['lamp.off']
+        ['lamp.off'] -> ['lamp.on']
     """
 
     def on_interpreter_start(self, interpreter: Any) -> None:

@@ -14,7 +14,14 @@ from guardchart.kernel import Machine, Snapshot, StateNode, StreamEvent, service
 if TYPE_CHECKING:
     from guardchart.runtime._base import InterpreterBase
 
-__all__ = ["Invocation", "ServiceScope", "async_services", "call_service", "is_async_service"]
+__all__ = [
+    "Invocation",
+    "ServiceScope",
+    "async_services",
+    "awaited",
+    "call_service",
+    "is_async_service",
+]
 
 
 class Invocation(NamedTuple):
@@ -144,6 +151,11 @@ def call_service(interpreter: InterpreterBase, invocation: Invocation) -> Any:
         return service(invocation.input)
     scope = ServiceScope(interpreter, invocation)
     return service(scope, scope.context, invocation.event)
+
+
+async def awaited(awaitable: Any) -> Any:
+    """What a service that looked synchronous gave after all."""
+    return await awaitable
 
 
 def is_async_service(service: Any) -> bool:

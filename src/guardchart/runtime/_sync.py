@@ -24,11 +24,12 @@ from guardchart.runtime._rest import reached, serving_due
 from guardchart.runtime._services import (
     Invocation,
     async_services,
+    awaited,
     call_service,
     is_async_service,
 )
 from guardchart.runtime._tree import Tree
-from guardchart.runtime._workers import WORKERS
+from guardchart.runtime._workers import WORKERS, abandon
 
 __all__ = ["SyncInterpreter"]
 
@@ -224,7 +225,7 @@ class SyncInterpreter(InterpreterBase):
         def ended(output: Any, error: BaseException | None) -> None:
             tree.deliver(lambda: self._land(invocation, output, error))
 
-        self._flying[invocation.key] = start(ended, *args) or _nothing
+        self._flying[invocation.key] = start(ended, *args) or abandon
 
     def _land(self, invocation: Invocation, output: Any, error: BaseException | None) -> None:
         """What a service gave: its outcome, or something still to be awaited."""
@@ -235,7 +236,7 @@ class SyncInterpreter(InterpreterBase):
         elif not inspect.isawaitable(output):
             self._finish(invocation, output, error)
         elif self._allow_async and self._current(invocation):
-            self._launch(invocation, LOOPS.start, _itself, output)
+            self._launch(invocation, LOOPS.start, awaited, output)
         else:
             close: Callable[[], None] | None = getattr(output, "close", None)
             if close is not None:
@@ -363,11 +364,3 @@ class SyncInterpreter(InterpreterBase):
         if self.parent is None and self._armed is not None:
             self._armed = None
             ALARMS.set(self, None)
-
-
-async def _itself(awaitable: Any) -> Any:
-    return await awaitable
-
-
-def _nothing() -> None:
-    """A body on a thread cannot be cancelled; it is abandoned."""

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Final
 
-__all__ = ["WORKERS", "Ended", "WorkerPool", "ignore"]
+__all__ = ["WORKERS", "Ended", "WorkerPool", "abandon", "ignore"]
 
 _IDLE_S: Final = 10.0
 
@@ -100,6 +100,10 @@ class WorkerPool:
 
 def ignore(output: Any, error: BaseException | None) -> None:
     """For work that has nothing to tell."""
+
+
+def abandon() -> None:
+    """What cancels a body on a thread: nothing can, so it is left behind."""
 
 
 WORKERS: Final = WorkerPool()

@@ -15,13 +15,12 @@ PROCESSORS = ("", "scxml", PROCESSOR)
 SESSION = "#_scxml_"
 
 
-class ContentError(Exception):
-    """Stops a block of content and becomes an event."""
+class ContentError(ModelError):
+    """A construct cannot be carried out."""
 
-    def __init__(self, name: str, reason: str, sendid: str | None = None) -> None:
+    def __init__(self, name: str, reason: str) -> None:
         super().__init__(reason)
         self.name = name
-        self.sendid = sendid
 
 
 class Session:
@@ -50,14 +49,13 @@ def made(name: str, kind: str, **fields: Any) -> Event:
     return Event(name, {"kind": kind, **present})
 
 
-def error_event(error: Exception, node: Node | None) -> Event:
-    """The event an error becomes."""
-    name = error.name if isinstance(error, ContentError) else "error.execution"
-    sendid = error.sendid if isinstance(error, ContentError) else None
+def error_event(error: ModelError, node: Node | None) -> Event:
+    """The event an error becomes; ``node`` is where it was met unless the error knows better."""
+    node = error.node or node
     place: dict[str, Any] = {"reason": str(error)}
     if node is not None:
         place |= {"tagname": node.tag, "line": node.line, "column": node.column}
-    return made(name, "platform", sendid=sendid, data=Record(place))
+    return made(error.name, "platform", sendid=error.sendid, data=Record(place))
 
 
 def seen(event: Event, absent: Any) -> Any:
@@ -85,7 +83,10 @@ def seen(event: Event, absent: Any) -> Any:
 def name_of(event: Event) -> str:
     """The name under which a document knows the event."""
     name = event.type
-    for ours, theirs in (("xstate.done.state.", "done.state."), ("xstate.done.actor.", "done.invoke.")):
+    for ours, theirs in (
+        ("xstate.done.state.", "done.state."),
+        ("xstate.done.actor.", "done.invoke."),
+    ):
         if name.startswith(ours):
             return theirs + name.removeprefix(ours)
     return name
@@ -107,14 +108,12 @@ class Frame:
     def block(self, nodes: Iterable[Node]) -> None:
         """Execute a block; an error ends it and is raised as an event."""
         self.flush()
-        node = None
         try:
             for node in nodes:
                 self.execute(node)
-        except (ContentError, ModelError) as error:
-            at = getattr(error, "node", node)
+        except ModelError as error:
             if self.scope is not None:
-                self.scope.raise_(error_event(error, at))
+                self.scope.raise_(error_event(error, None))
 
     def flush(self) -> None:
         """Raise what is pending, so that it comes before what the block raises."""
@@ -124,9 +123,8 @@ class Frame:
     def execute(self, node: Node) -> None:
         try:
             getattr(self, "_" + node.tag)(node)
-        except (ContentError, ModelError) as error:
-            if not hasattr(error, "node"):
-                error.node = node  # type: ignore[union-attr]
+        except ModelError as error:
+            error.node = error.node or node
             raise
 
     # Elements
@@ -180,7 +178,8 @@ class Frame:
         try:
             self._dispatch(node, sendid)
         except ModelError as error:
-            raise ContentError("error.execution", str(error), sendid) from None
+            error.sendid = sendid
+            raise
 
     def _dispatch(self, node: Node, sendid: str | None) -> None:
         kind = self._text(node, "type") or ""
@@ -188,12 +187,12 @@ class Frame:
         delay = milliseconds(self._text(node, "delay") or "0s")
         data = self.data(node)
         if kind not in PROCESSORS:
-            raise ContentError("error.execution", "no such processor", sendid)
+            raise ContentError("error.execution", "no such processor")
         name = self._text(node, "event") or ""
         if target == "#_internal":
             self.scope.raise_(made(name, "internal", sendid=sendid, data=data))
             return
-        address = self._address(target, sendid)
+        address = self._address(target)
         event = made(
             name,
             "external",
@@ -210,7 +209,7 @@ class Frame:
         else:
             self.scope.send_to(address, event)
 
-    def _address(self, target: str, sendid: str | None) -> str | None:
+    def _address(self, target: str) -> str | None:
         """The kernel's name of a target: None for this machine, ``#parent`` or a child's id."""
         mine = self.session.path
         if target in ("", SESSION + mine):
@@ -224,8 +223,8 @@ class Frame:
         if target.startswith("#_") and child in self.document.invokes:
             return child
         if target.startswith("#_"):
-            raise ContentError("error.communication", "no such session", sendid)
-        raise ContentError("error.execution", "no target", sendid)
+            raise ContentError("error.communication", "no such session")
+        raise ContentError("error.execution", "no target")
 
     # Arguments
 

@@ -13,7 +13,15 @@ from tests.conformance.scxml.values import UNDEFINED, Node, Record, parse_xml
 
 
 class ModelError(Exception):
-    """An expression, script or location is illegal, or evaluating it failed."""
+    """An expression, script or location is illegal, or evaluating it failed.
+
+    ``name`` is the event it becomes, ``sendid`` the send it kept from happening, ``node`` the
+    element that met it.
+    """
+
+    name = "error.execution"
+    sendid: str | None = None
+    node: Node | None = None
 
 
 class Model:

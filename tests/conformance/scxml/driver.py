@@ -6,8 +6,8 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from guardchart.kernel import DoneEvent, Event
-from guardchart.runtime import SimulatedClock, SyncInterpreter
+from guardchart.kernel import DoneEvent, Event, Send, fired, initial_step, step
+from guardchart.runtime import Interpreter, SimulatedClock, SyncInterpreter
 from tests.conformance.scxml.content import Frame, made, name_of
 from tests.conformance.scxml.loader import Document, Invoked
 from tests.conformance.scxml.values import Node
@@ -33,10 +33,10 @@ class Invokes:
             if actor is not None and invoked.autoforward:
                 actor.post(copied(event))
 
-    def finalize(self, interpreter: Any, document: Document, invoked: Invoked, event: Event) -> None:
-        context = {
-            key: copy.deepcopy(value) for key, value in interpreter.snapshot.context.items()
-        }
+    def finalize(
+        self, interpreter: Any, document: Document, invoked: Invoked, event: Event
+    ) -> None:
+        context = {key: copy.deepcopy(value) for key, value in interpreter.snapshot.context.items()}
         frame = Frame(document, context, event)
         assert invoked.finalize is not None
         if invoked.finalize.elements:
@@ -50,11 +50,9 @@ class Invokes:
 
 
 def _locations(node: Node) -> list[tuple[str, str]]:
-    found = [(name, name) for name in (node.get("namelist") or "").split()]
-    for param in node.findall("param"):
-        if param.get("location"):
-            found.append((param.get("name"), param.get("location")))
-    return found
+    params = [(each.get("name"), each.get("location")) for each in node.findall("param")]
+    names = [(name, name) for name in (node.get("namelist") or "").split()]
+    return names + [(name, location) for name, location in params if location]
 
 
 def copied(event: Event) -> Event:
@@ -81,8 +79,10 @@ class Run:
         return set(self.interpreter.current_state_ids)
 
     def send(self, name: str) -> None:
-        if name:
-            self.interpreter.send(made(name, "external"))
+        self.interpreter.send(made(name, "external"))
+
+    def wait(self, ms: float) -> None:
+        self.clock.increment(ms)
 
     def finish(self) -> set[str]:
         """Let time pass until the machine ends or waits for nothing; the active states then."""
@@ -103,22 +103,86 @@ def verdict(document: Document) -> set[str]:
         run.close()
 
 
-def follow(document: Document, script: Mapping[str, Any]) -> str | None:
-    """Run a document by a script of events; what differed first, or None.
+async def verdict_async(document: Document) -> set[str]:
+    """As `verdict`, with the asynchronous interpreter."""
+    clock = SimulatedClock()
+    interpreter = await Interpreter(document.machine, clock=clock, plugins=[Invokes()]).start()
+    try:
+        while interpreter.status == "running" and clock.now_ms() < LONGEST_MS:
+            moved = clock.increment(0)
+            assert moved is not None
+            await moved
+            due = interpreter.next_due()
+            if interpreter.status != "running" or due is None:
+                break
+            moved = clock.set(max(due[0], clock.now_ms()))
+            assert moved is not None
+            await moved
+        return set(interpreter.current_state_ids)
+    finally:
+        await interpreter.stop()
+
+
+class PureRun:
+    """A document without children being run by the pure functions alone."""
+
+    def __init__(self, document: Document) -> None:
+        self.machine = document.machine
+        self.now = 0.0
+        self.queue: list[Any] = []
+        self.snapshot, effects, _ = initial_step(self.machine, now=self.now)
+        self._settle(effects)
+
+    @property
+    def active(self) -> set[str]:
+        return set(self.snapshot.state_ids)
+
+    def send(self, name: str) -> None:
+        self.queue.append(made(name, "external"))
+        self._settle(())
+
+    def wait(self, ms: float) -> None:
+        until = self.now + ms
+        while True:
+            due = [(send.due_at, name) for name, send in self.snapshot.sends.items()]
+            if not due or min(due)[0] > until:
+                break
+            self.now, name = min(due)
+            self.queue.append(fired(name))
+            self._settle(())
+        self.now = until
+
+    def _settle(self, effects: Sequence[Any]) -> None:
+        self._perform(effects)
+        while self.queue:
+            self.snapshot, effects, _ = step(
+                self.machine, self.snapshot, self.queue.pop(0), now=self.now
+            )
+            self._perform(effects)
+
+    def _perform(self, effects: Sequence[Any]) -> None:
+        for effect in effects:
+            if isinstance(effect, Send) and not effect.delay:
+                assert effect.target is None
+                self.queue.append(effect.event)
+
+    def close(self) -> None:
+        """Nothing runs."""
+
+
+def follow(run: Run | PureRun, script: Mapping[str, Any]) -> str | None:
+    """Lead a run through a script of events; what differed first, or None.
 
     A step of the script may say to wait for ``after`` milliseconds before its event.
     """
-    run = Run(document)
     try:
-        steps: Sequence[Any] = script["events"]
         expected = set(script["initialConfiguration"])
         if run.active != expected:
             return f"at the start {sorted(run.active)}, expected {sorted(expected)}"
-        for number, step in enumerate(steps):
-            if step.get("after"):
-                run.clock.increment(step["after"])
-            run.send(step["event"]["name"])
-            expected = set(step["nextConfiguration"])
+        for number, each in enumerate(script["events"]):
+            run.wait(each.get("after", 0))
+            run.send(each["event"]["name"])
+            expected = set(each["nextConfiguration"])
             if run.active != expected:
                 return f"after step {number + 1} {sorted(run.active)}, expected {sorted(expected)}"
         return None

@@ -25,7 +25,7 @@ _TOKEN = re.compile(
     |(?P<string>'(?:\\.|[^'\\\n])*'|"(?:\\.|[^"\\\n])*")
     |(?P<name>[A-Za-z_$][\w$]*)
     |(?P<op>===|!==|>>>|\+\+|--|&&|\|\||[-+*/%]=|[<>=!]=|<<|>>|[-+*/%<>=!&|^~?:;,.(){}\[\]])""",
-    re.X | re.S,
+    re.VERBOSE | re.DOTALL,
 )
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "v": "\v", "0": "\0"}
 _WORDS = {
@@ -287,7 +287,7 @@ class _Parser:
 
 def _unescape(text: str) -> str:
     text = re.sub(r"\\u([0-9a-fA-F]{4})", lambda m: chr(int(m.group(1), 16)), text)
-    return re.sub(r"\\(.)", lambda m: _ESCAPES.get(m.group(1), m.group(1)), text, flags=re.S)
+    return re.sub(r"\\(.)", lambda m: _ESCAPES.get(m.group(1), m.group(1)), text, flags=re.DOTALL)
 
 
 class _Return(Exception):
@@ -329,6 +329,7 @@ class Evaluator:
         """
         parser = _Parser(text)
         tree = parser.expression()
+        parser.accept(";")
         if parser.more():
             raise ScriptError("SyntaxError: unexpected token after the expression")
         return self._guarded(self.value, tree)
@@ -579,9 +580,10 @@ def member(owner: Any, key: Any) -> Any:
     if isinstance(owner, list | str) and key == "length":
         return len(owner)
     if isinstance(owner, list) and key == "concat":
-        return lambda *given: owner + [
-            item for each in given for item in (each if isinstance(each, list) else [each])
-        ]
+        return lambda *given: (
+            owner
+            + [item for each in given for item in (each if isinstance(each, list) else [each])]
+        )
     if isinstance(owner, str) and key == "slice":
         return lambda start=0, end=None: owner[int(start) : None if end is None else int(end)]
     if isinstance(owner, Record):

@@ -24,8 +24,15 @@ from typing import Any
 
 from guardchart.kernel import Event, Machine
 from guardchart.runtime import MachineLogic, create_machine
-from tests.conformance.scxml.content import ContentError, Frame, Session, error_event, seen
-from tests.conformance.scxml.content import PROCESSOR, PROCESSORS, SESSION
+from tests.conformance.scxml.content import (
+    PROCESSOR,
+    SESSION,
+    ContentError,
+    Frame,
+    Session,
+    error_event,
+    seen,
+)
 from tests.conformance.scxml.datamodels import Ecmascript, Model, ModelError, Python
 from tests.conformance.scxml.values import Node, Record, parse_xml
 
@@ -68,7 +75,10 @@ class Document:
         self.default_model = default_model
         self.model_name = root.get("datamodel", default_model)
         self.late = root.get("binding") == "late"
-        self.asks = any("In(" in (each.get("cond") or "") for each in root.own() if each.tag != "transition")
+        self.asks = any(
+            "In(" in (each.get("cond") or "") for each in root.own() if each.tag != "transition"
+        )
+        self.conditions = 0
         self.invokes: dict[str, Invoked] = {}
         self.services: dict[str, Any] = {}
         self.ids: dict[int, str] = {}
@@ -109,6 +119,13 @@ class Document:
             raise LoadError(f"no file {url!r}")
         return path
 
+    def text(self, url: str) -> str:
+        """What a running document reads from a file."""
+        try:
+            return self.file(url).read_text(encoding="utf-8")
+        except LoadError as error:
+            raise ContentError("error.execution", str(error)) from None
+
     def model(self, variables: Any, event: Event) -> Model:
         """The data model over these variables, as it is while the event is processed."""
         kind = Python if self.model_name == "python" else Ecmascript
@@ -127,13 +144,12 @@ class Document:
 
     def chart(self) -> dict[str, Any]:
         root = self.state(self.root)
-        root |= {
-            "id": CHART,
-            "type": "compound",
-            "actionErrorPolicy": "continue",
-            "entry": [self.begin],
-            "always": [{"guard": _has_pending, "actions": [_raise_pending]}],
-        }
+        root |= {"id": CHART, "type": "compound", "entry": [self.begin]}
+        # Only where it is needed, so that other documents take the kernel's shorter roads.
+        if self.conditions or self.invokes:
+            root["always"] = [{"guard": _has_pending, "actions": [_raise_pending]}]
+        if self.invokes:
+            root["actionErrorPolicy"] = "continue"
         return root
 
     def state(self, node: Node) -> dict[str, Any]:
@@ -257,6 +273,8 @@ class Document:
             inside = {"type": "stateIn", "state": f"#{match.group(2)}"}
             return {"type": "not", "guard": inside} if match.group(1) else inside
 
+        self.conditions += 1
+
         def test(context: Any, event: Any) -> bool:
             try:
                 return self.model(dict(context), event).test(cond)
@@ -302,12 +320,12 @@ class Document:
             if node.get("expr") is not None:
                 value = model.evaluate(node.get("expr"))
             elif node.get("src") is not None:
-                value = model.read(self.file(node.get("src")).read_text(encoding="utf-8"))
+                value = model.read(self.text(node.get("src")))
             elif node.text.strip() or node.elements:
                 value = model.written(node)
             else:
                 return
-        except (ModelError, LoadError) as error:
+        except ModelError as error:
             scope.raise_(error_event(error, node))
         else:
             model.variables[node.get("id")] = value
@@ -348,7 +366,7 @@ class Document:
             frame = Frame(self, dict(context), event)
             try:
                 return self._given(frame, node)
-            except (ModelError, ContentError) as error:
+            except ModelError as error:
                 frame.session.pending.append(error_event(error, node))
                 raise
 
@@ -378,21 +396,25 @@ class Document:
             try:
                 given = self._given(frame, node)
                 scope.spawn(self.computed(frame, node), name, given)
-            except (ModelError, ContentError, LoadError) as error:
+            except ModelError as error:
                 scope.raise_(error_event(error, node))
 
         return spawn
 
     def computed(self, frame: Frame, node: Node) -> Machine:
+        """The machine of an invoke whose document only an expression gives."""
         if node.get("srcexpr"):
-            return load(self.file(frame.model.evaluate(node.get("srcexpr"))), self.default_model).machine
-        content = node.findall("content")[0]
-        markup = frame.model.evaluate(content.get("expr"))
-        if isinstance(markup, str):
-            markup = frame.model.read(markup)
-        if not isinstance(markup, Node) or markup.tag != "scxml":
-            raise ContentError("error.execution", "not a document")
-        return Document(markup, self.folder, self.default_model).machine
+            markup: Any = self.text(frame.model.evaluate(node.get("srcexpr")))
+        else:
+            markup = frame.model.evaluate(node.findall("content")[0].get("expr"))
+        try:
+            if isinstance(markup, str):
+                markup = parse_xml(markup.encode())
+            if isinstance(markup, Node) and markup.tag == "scxml":
+                return Document(markup, self.folder, self.default_model).machine
+        except ValueError:
+            pass
+        raise ContentError("error.execution", "not a document")
 
 
 def _keys(descriptor: str) -> list[str]:

@@ -82,10 +82,10 @@ class Node:
         inner = [child for child in self.elements if child.tag != "scxml"]
         return [self] + [below for child in inner for below in child.own()]
 
-    def getElementsByTagName(self, tag: str) -> list[Node]:  # noqa: N802
+    def getElementsByTagName(self, tag: str) -> list[Node]:
         return [node for node in self.walk()[1:] if node.tag == tag]
 
-    def getAttribute(self, name: str) -> Any:  # noqa: N802
+    def getAttribute(self, name: str) -> Any:
         return self.attributes.get(name, UNDEFINED)
 
 
@@ -113,7 +113,7 @@ def parse_xml(data: bytes | str) -> Node:
     parser.EndElementHandler = lambda tag: stack.pop()
     parser.CharacterDataHandler = characters
     try:
-        parser.Parse(data.strip() if isinstance(data, str) else data.strip(), True)
+        parser.Parse(data.strip(), True)
     except expat.ExpatError as error:
         raise ValueError(f"not well-formed: {error}") from None
     return top[0]

@@ -1,0 +1,1 @@
+"""Attacks that once succeeded, each as the smallest test that showed it."""
