@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import multiprocessing
 import os
@@ -76,6 +77,7 @@ def drawn(seed: int, family: Family) -> Iterator[tuple[Chart, list[Move], Machin
                 raise
 
 
+@functools.lru_cache(maxsize=512)
 def walk(seed: int, family: Family) -> Walk:
     """Step the kernel and the reference side by side; note what differs.
 

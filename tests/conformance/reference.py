@@ -42,7 +42,8 @@ class Reference:
             self.settle(event)
         except Raised:
             vars(self).update(status="error", receipt="denied", active=set(entered), effects=[])
-            self.context, self.history = dict(self.chart.raw.get("context", {})), {}
+            context = dict(self.chart.raw.get("context", {}))
+            self.context, self.history, self.output = context, {}, None
         self.end(changed=True)
 
     def send(self, event: Event, now: float) -> None:
@@ -83,7 +84,7 @@ class Reference:
                 self.microstep(chosen, event)
             self.settle(event)
         except Raised:  # K17
-            vars(self).update(before, receipt="denied", effects=[], pending={})
+            vars(self).update(before, receipt="denied", effects=[], pending={}, output=None)
             self.status = "error" if self.policy == "fail" else "active"
         changed = engine or self.receipt == "taken" or self.seen() != before
         self.end(changed or self.logged or bool(self.effects))
@@ -127,8 +128,7 @@ class Reference:
 
     def select(self, event: Event, engine: bool) -> tuple[list[Move], bool]:
         """The transitions that answer an event, and whether any handler was asked (K1 to K3)."""
-        exact = partial(self.chart.exact, event["type"])
-        wild = partial(self.chart.wild, event["type"])
+        exact, wild = (partial(f, event["type"]) for f in (self.chart.exact, self.chart.wild))
         handled = any(exact(state) or wild(state) for state in self.active)
         if not engine:
             return self.choose(self.root, lambda s: exact(s) + wild(s), event), handled

@@ -194,6 +194,16 @@ def test_a_target_in_a_sibling_region_moves_that_region_only_k10() -> None:
     assert chart.key("wp") == key
 
 
+def test_a_parallel_state_that_targets_one_region_leaves_the_others_alone_k10() -> None:
+    on = {"P": ".p.y", "ALL": {"target": ".p.y", "reenter": True}}
+    chart = Driver({**_two_regions(), "on": on})
+    chart.send("Q")
+    chart.send("P")
+    assert (chart.value, chart.seen) == ({"p": "y", "q": "y"}, ["-px", "+py"])
+    chart.send("ALL")
+    assert chart.value == {"p": "y", "q": "x"}
+
+
 def test_a_target_equal_to_the_domain_only_resets_its_children_k10() -> None:
     chart = Driver(_two_regions())
     chart.send("Q")

@@ -120,6 +120,28 @@ def test_a_conflict_goes_to_the_descendant_else_to_the_earlier_region_k4() -> No
     assert (chart.value, chart.seen) == ("one", ["p"])
 
 
+def test_a_conflict_goes_to_the_descendant_also_when_it_is_selected_later_k4() -> None:
+    before = {"type": "not", "guard": {"type": "stateIn", "state": "#y"}}
+    chart = Driver({
+        "initial": "idle",
+        "states": {
+            "idle": {"on": {"GO": "both"}},
+            "both": {
+                "type": "parallel",
+                "always": {"guard": before, "target": "out", "actions": "outer"},
+                "states": {
+                    "l": {},  # its leaf comes first, and has only what the parent offers
+                    "r": {"initial": "x", "states": {
+                        "x": {"always": {"target": "y", "actions": "inner"}}, "y": {"id": "y"}}},
+                },
+            },
+            "out": {},
+        },
+    })  # fmt: skip
+    chart.send("GO")
+    assert (chart.value, chart.seen) == ({"both": {"l": {}, "r": "y"}}, ["inner"])
+
+
 @pytest.mark.parametrize("handler", [{}, {"actions": []}, None])
 def test_an_empty_handler_forbids_the_event_k5(handler: Any) -> None:
     chart = Driver({

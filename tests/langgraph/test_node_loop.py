@@ -209,7 +209,6 @@ def test_a_stale_start_does_not_close_calls_that_wait_for_a_decision() -> None:
     assert out["xsm"]["value"] == "done" and refunds.done == [(7, 5)]
 
 
-
 @BOTH
 @pytest.mark.parametrize("options", [{"event_key": "event"}, {"multi_turn": True}], ids=str)
 async def test_a_new_start_begins_the_next_turn(kind: str, options: dict[str, Any]) -> None:

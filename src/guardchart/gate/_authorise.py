@@ -20,9 +20,9 @@ from guardchart.gate._answers import Answer, answer_from_row, follow
 from guardchart.gate._arguments import canonical, digest_text
 from guardchart.gate._check import MISMATCH, NEEDS_APPROVAL, TOO_LATE, Checked, Facts
 from guardchart.gate._tools import Tool, ToolCall, shown_name
-from guardchart.persistence import Claim, owner_id
+from guardchart.persistence import Claim, ReleaseReason, owner_id
 
-__all__ = ["AuthorisedCall", "Look", "aauthorise", "authorise", "wall_ms"]
+__all__ = ["AuthorisedCall", "ClaimedRow", "Look", "aauthorise", "authorise", "wall_ms"]
 
 ENTRY_S = 5.0
 """Seconds within which a body starts after its claim, by a monotonic clock."""
@@ -47,6 +47,40 @@ def read_now(now: Now) -> int:
     return int(now() if callable(now) else now)
 
 
+class ClaimedRow:
+    """A row as its claimant may settle it, with the token of its claim.
+
+    Each method is one verb of the ledger and raises what that raises.
+
+    Attributes:
+        id: the row's id.
+        ledger: where it is.
+    """
+
+    __slots__ = ("_now", "_scope", "_token", "id", "ledger")
+
+    def __init__(self, ledger: Any, scope: str, row_id: str, token: str, now: Now) -> None:
+        self.ledger = ledger
+        self.id = row_id
+        self._scope = scope
+        self._token = token
+        self._now = now
+
+    def record(self, outcome: str, text: str) -> None:
+        """Record how the call ended: ``done`` or ``failed``, and what the conversation gets."""
+        at = read_now(self._now)
+        self.ledger.record(self._scope, self.id, self._token, outcome, text, now=at)
+
+    def release(self, reason: ReleaseReason) -> None:
+        """Give the claim back, the body certainly not having happened."""
+        at = read_now(self._now)
+        self.ledger.release(self._scope, self.id, self._token, reason=reason, now=at)
+
+    def read(self) -> Any:
+        """Return the row as it is now."""
+        return self.ledger.row(self._scope, self.id)
+
+
 class AuthorisedCall:
     """The right to enter one tool call, once. Made by `authorise` alone.
 
@@ -55,23 +89,21 @@ class AuthorisedCall:
         tool: the registered tool.
         text: canonical JSON of the arguments; the body's values are read from it afresh.
         digest: of that text.
-        row_id: the claimed row, None for a read-only call.
         edited: whether a reviewer's arguments replaced the model's.
+        claimed: the claimed row, None for a read-only call.
+        max_output_chars: where the text of its result is cut.
     """
 
     __slots__ = (
         "_entry_by",
-        "_ledger",
         "_lock",
-        "_max_output_chars",
-        "_now",
         "_scope",
         "_state",
-        "_token",
         "call",
+        "claimed",
         "digest",
         "edited",
-        "row_id",
+        "max_output_chars",
         "text",
         "tool",
     )
@@ -80,14 +112,11 @@ class AuthorisedCall:
     tool: Tool
     text: str
     digest: str
-    row_id: str | None
     edited: bool
+    claimed: ClaimedRow | None
+    max_output_chars: int
     _scope: str
-    _token: str | None
-    _ledger: Any
-    _now: Now
     _entry_by: float
-    _max_output_chars: int
     _state: str
     _lock: threading.Lock
 
@@ -118,6 +147,11 @@ class AuthorisedCall:
 
     def __repr__(self) -> str:
         return f"<AuthorisedCall {self.tool.name} {self.row_id or 'read-only'}>"
+
+    @property
+    def row_id(self) -> str | None:
+        """The id of the claimed row, None for a read-only call."""
+        return None if self.claimed is None else self.claimed.id
 
     @property
     def idempotency_key(self) -> str:
@@ -241,10 +275,10 @@ class _Attempt:
             reason = _DENIALS.get(exc.reason, NEEDS_APPROVAL)
             raise ToolDeniedError(self.call.name, reason) from exc
 
-    def release(self, token: str, reason: str) -> None:
-        self.ledger.release(self.scope, self.row.id, token, reason=reason, now=read_now(self.now))
+    def claimed(self, token: str) -> ClaimedRow:
+        return ClaimedRow(self.ledger, self.scope, self.row.id, token, self.now)
 
-    def make(self, token: str | None, claimed_at: float) -> AuthorisedCall:
+    def make(self, claimed: ClaimedRow | None, claimed_at: float) -> AuthorisedCall:
         checked = self.checked
         assert checked is not None
         return AuthorisedCall(
@@ -253,14 +287,11 @@ class _Attempt:
             tool=checked.tool,
             text=checked.text,
             digest=checked.digest,
-            row_id=None if token is None else self.row.id,
             edited=self.row is not None and self.row.parent_id is not None,
+            claimed=claimed,
+            max_output_chars=self.max_output_chars,
             _scope=self.scope,
-            _token=token,
-            _ledger=self.ledger,
-            _now=self.now,
             _entry_by=claimed_at + ENTRY_S,
-            _max_output_chars=self.max_output_chars,
         )
 
 
@@ -310,13 +341,14 @@ def authorise(
     claim = attempt.claim()
     if claim.token is None:
         return _answer_claim(claim, ledger, attempt.at)
+    claimed = attempt.claimed(claim.token)
     try:
         if callable(look):
             attempt.check()
     except BaseException:
-        attempt.release(claim.token, "state-changed")
+        claimed.release("state-changed")
         raise
-    return attempt.make(claim.token, claimed_at)
+    return attempt.make(claimed, claimed_at)
 
 
 async def in_thread(ledger: Any, fn: Callable[[], T]) -> T:
@@ -369,14 +401,16 @@ async def aauthorise(
         except Exception:
             token = None
         if token is not None:
-            await finish(in_thread(ledger, lambda: attempt.release(token, "cancelled")))
+            given_up = attempt.claimed(token)
+            await finish(in_thread(ledger, lambda: given_up.release("cancelled")))
         raise
     if claim.token is None:
         return _answer_claim(claim, ledger, attempt.at)
+    claimed = attempt.claimed(claim.token)
     try:
         if callable(look):
             attempt.check()
     except BaseException:
-        await finish(in_thread(ledger, lambda: attempt.release(claim.token, "state-changed")))
+        await finish(in_thread(ledger, lambda: claimed.release("state-changed")))
         raise
-    return attempt.make(claim.token, claimed_at)
+    return attempt.make(claimed, claimed_at)

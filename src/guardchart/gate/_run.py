@@ -25,6 +25,7 @@ from guardchart.gate._answers import (
 from guardchart.gate._authorise import (
     RUNNING,
     AuthorisedCall,
+    ClaimedRow,
     Look,
     Now,
     aauthorise,
@@ -37,6 +38,7 @@ from guardchart.gate._bodies import BodyQuit, BodyTimeout, run_async, run_sync
 from guardchart.gate._check import MISMATCH
 from guardchart.gate._redact import error_text, scrub_bounded, scrub_capped, truncated
 from guardchart.gate._tools import ToolCall, shown_name
+from guardchart.persistence import ReleaseReason
 
 __all__ = ["aexecute", "arun_authorised", "execute", "run_authorised"]
 
@@ -128,7 +130,7 @@ class _Run:
         """
         try:
             text = (
-                render(value, self.auth._max_output_chars)
+                render(value, self.auth.max_output_chars)
                 if self.as_text is None
                 else self.as_text(value)
             )
@@ -157,25 +159,19 @@ class _Run:
 
     def record(self, outcome: Outcome) -> Outcome:
         """Write a settled outcome to the row; what cannot be written is in doubt."""
-        auth = self.auth
-        if auth._token is None or outcome.status not in ("done", "failed"):
+        claimed = self.auth.claimed
+        if claimed is None or outcome.status not in ("done", "failed"):
             return outcome
         text = outcome.text[len(self.note) :]
         failure: Exception | None = None
         for pause_s in _RECORD_TRIES:
             try:
-                auth._ledger.record(
-                    auth._scope,
-                    auth.row_id,
-                    auth._token,
-                    outcome.status,
-                    text,
-                    now=read_now(auth._now),
-                )
+                claimed.record(outcome.status, text)
                 return outcome
             except LedgerError as exc:
                 if exc.reason in ("token", "not-claimed"):
-                    return self._resolved(outcome)  # a person was faster; the row's word counts
+                    # A person was faster; the row's word counts.
+                    return self._resolved(claimed, outcome)
                 failure = exc
             except Exception as exc:
                 failure = exc
@@ -183,10 +179,9 @@ class _Run:
                 time.sleep(pause_s)
         return self.outcome("in_doubt", IN_DOUBT, value=outcome.value, error=failure, entered=True)
 
-    def _resolved(self, outcome: Outcome) -> Outcome:
-        auth = self.auth
+    def _resolved(self, claimed: ClaimedRow, outcome: Outcome) -> Outcome:
         try:
-            answer = answer_from_row(auth._ledger.row(auth._scope, auth.row_id))
+            answer = answer_from_row(claimed.read())
         except Exception:
             answer = None
         if answer is None:
@@ -198,32 +193,30 @@ class _Run:
             answer.text,
             value=outcome.value,
             error=outcome.error,
-            row_id=auth.row_id,
+            row_id=claimed.id,
             entered=True,
         )
 
-    def release(self, reason: str) -> bool:
+    def release(self, reason: ReleaseReason) -> bool:
         """Give the claim back; False where the ledger did not take it."""
-        auth = self.auth
-        if auth._token is None:
+        claimed = self.auth.claimed
+        if claimed is None:
             return True
         try:
-            auth._ledger.release(
-                auth._scope, auth.row_id, auth._token, reason=reason, now=read_now(auth._now)
-            )
+            claimed.release(reason)
         except Exception:
             return False
         return True
 
     def not_sent(self, exc: NotSentError) -> Outcome:
-        if self.auth._token is not None and self.release("not-sent"):
+        if self.auth.claimed is not None and self.release("not-sent"):
             text = "not run: the tool could not send its request"
             return self.outcome("not_sent", text, error=exc)
         return self.record(self.raised(exc))
 
     def late(self, future: Future[Any]) -> None:
         """Record a body that ends after nobody waited for it, so that it is not in doubt."""
-        if self.auth._token is None:
+        if self.auth.claimed is None:
             return
 
         def settle(done: Future[Any]) -> None:
@@ -300,7 +293,8 @@ async def arun_authorised(
     unless its thread still ends and is recorded.
     """
     run = _Run(authorised, body, as_text)
-    ledger = authorised._ledger
+    # A read-only call writes nothing, so nothing of it needs a thread.
+    ledger = None if authorised.claimed is None else authorised.claimed.ledger
     timeout_s = authorised.tool.timeout_s
     try:
         ended = await run_async(run.enter, timeout_s, run.late, run.returned, threaded=run.threaded)

@@ -240,7 +240,7 @@ class Interpreter(InterpreterBase):
     def _land(self, invocation: Invocation, output: Any, error: BaseException | None) -> None:
         """What a service gave on its thread: its outcome, or something still to be awaited."""
         self._computing -= 1
-        if inspect.isawaitable(output) and self._current(invocation):
+        if inspect.isawaitable(output) and self.is_current(invocation):
             self._start_task(invocation, awaited, output)
             return
         if inspect.iscoroutine(output):
@@ -285,7 +285,7 @@ class Interpreter(InterpreterBase):
         if rest is self._armed_for:
             return
         self._armed_for = rest
-        due = self._own_due()
+        due = self.own_due()
         at = None if due is None else due[0]
         if at == self._armed:
             return

@@ -330,7 +330,7 @@ class InterpreterBase(InterpreterSteps):
     def _show(self) -> None:
         """Give the parent's ``onSnapshot`` transitions the snapshot as it is now."""
         invocation = self._invocation
-        if invocation is not None and self.parent._current(invocation):
+        if invocation is not None and self.parent.is_current(invocation):
             self.parent._accept(observed(invocation.key, self.snapshot), ENGINE)
 
     def _stop_child(self, name: str) -> None:
@@ -360,7 +360,7 @@ class InterpreterBase(InterpreterSteps):
     def _finish(self, invocation: Invocation, output: Any, error: BaseException | None) -> None:
         """A service returned or raised: tell the machine, or charge what came too late."""
         self._flying.pop(invocation.key, None)
-        if self._current(invocation):
+        if self.is_current(invocation):
             self._settle_child(invocation, output, error)
             return
         late = getattr(invocation.service, "late", None)
@@ -406,7 +406,8 @@ class InterpreterBase(InterpreterSteps):
         """Whether a synchronous service runs on a thread."""
         raise NotImplementedError
 
-    def _own_due(self) -> tuple[float, str] | None:
+    def own_due(self) -> tuple[float, str] | None:
+        """As `next_due`, without child machines."""
         if self._state != "running" or self._snapshot is None:
             return None
         rest = self._snapshot[4]
@@ -419,7 +420,7 @@ class InterpreterBase(InterpreterSteps):
         )
 
     def _due(self) -> tuple[float, str, Any] | None:
-        own = self._own_due()
+        own = self.own_due()
         best: tuple[float, str, Any] | None = None if own is None else (*own, self)
         for actor in self.actors.values():
             found = actor._due()

@@ -174,6 +174,7 @@ class InterpreterCore:
 
     @property
     def _actors(self) -> dict[str, Any]:
+        # Plugins and tests written for xstate-statemachine know it by this name.
         return self.actors
 
     def can(self, event: str | Mapping[str, Any] | Event, **payload: Any) -> bool:
@@ -308,7 +309,7 @@ class InterpreterCore:
         faults = () if error is None else (error,)
         return Receipt(status, reason, faults, False, self.current_state_ids)
 
-    def _current(self, invocation: Invocation) -> bool:
+    def is_current(self, invocation: Invocation) -> bool:
         """Whether this invocation is still what its state waits for."""
         if self._state != "running" or self._snapshot is None:
             return False

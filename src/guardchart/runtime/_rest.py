@@ -16,9 +16,9 @@ def serving_due(interpreter: InterpreterBase, waiting: Collection[str]) -> float
     A state tagged ``waiting`` (or named so) rests whatever its timers, and so does all that is
     below a child machine in such a state.
     """
-    if interpreter._state != "running":
+    if interpreter.status != "running":
         return None
-    own = interpreter._own_due()
+    own = interpreter.own_due()
     if own is None and not interpreter.actors:
         return None
     for node in active_nodes(interpreter.snapshot):

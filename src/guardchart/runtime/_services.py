@@ -94,7 +94,7 @@ class ServiceScope:
     @property
     def active(self) -> bool:
         """Whether this very invocation is still what its state is waiting for."""
-        return self._interpreter._current(self.invocation)
+        return self._interpreter.is_current(self.invocation)
 
     @property
     def host(self) -> Any:

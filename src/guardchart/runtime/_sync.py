@@ -201,7 +201,7 @@ class SyncInterpreter(InterpreterBase):
         self._tree.jobs.append((self, invocation))
 
     def _run_job(self, invocation: Invocation) -> None:
-        if not self._current(invocation):
+        if not self.is_current(invocation):
             return
         tree = self._tree
         if is_async_service(invocation.service):
@@ -230,12 +230,12 @@ class SyncInterpreter(InterpreterBase):
     def _land(self, invocation: Invocation, output: Any, error: BaseException | None) -> None:
         """What a service gave: its outcome, or something still to be awaited."""
         if isinstance(error, asyncio.CancelledError):
-            if self._current(invocation):
+            if self.is_current(invocation):
                 error = NotSupportedError("the service was cancelled, but not by the machine")
                 self._finish(invocation, None, error)
         elif not inspect.isawaitable(output):
             self._finish(invocation, output, error)
-        elif self._allow_async and self._current(invocation):
+        elif self._allow_async and self.is_current(invocation):
             self._launch(invocation, LOOPS.start, awaited, output)
         else:
             close: Callable[[], None] | None = getattr(output, "close", None)

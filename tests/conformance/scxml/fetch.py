@@ -68,30 +68,39 @@ def fetch(suite: Suite) -> str | None:
     """Fetch a suite unless it is there; why it could not be had, or None."""
     if folder(suite).is_dir():
         return None
-    cache().mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=cache()) as name:
-        work = Path(name)
-        command = suite.command(work)
-        if shutil.which(command[0]) is None:
-            return f"{command[0]} is not installed"
-        try:
-            subprocess.run(
-                command, cwd=work, check=True, capture_output=True, text=True, timeout=LIMIT_S
-            )
-        except subprocess.TimeoutExpired:
-            return f"no answer within {LIMIT_S} s"
-        except subprocess.CalledProcessError as error:
-            said = [line for line in error.stderr.splitlines() if "rror" in line]
-            return f"{Path(command[0]).name}: {said[0][:200] if said else 'no answer'}"
-        archive = next(work.glob("*gz"))
+    try:
+        cache().mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=cache()) as name:
+            return _fetch(suite, Path(name))
+    except (OSError, tarfile.TarError) as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def _fetch(suite: Suite, work: Path) -> str | None:
+    command = suite.command(work)
+    if shutil.which(command[0]) is None:
+        return f"{command[0]} is not installed"
+    try:
+        subprocess.run(
+            command, cwd=work, check=True, capture_output=True, text=True, timeout=LIMIT_S
+        )
+    except subprocess.TimeoutExpired:
+        return f"no answer within {LIMIT_S} s"
+    except subprocess.CalledProcessError as error:
+        said = [line for line in error.stderr.splitlines() if "rror" in line]
+        return f"{Path(command[0]).name}: {said[0][:200] if said else 'no answer'}"
+    unpacked = work / "unpacked"
+    for archive in work.glob("*gz"):
         with tarfile.open(archive) as packed:
-            packed.extractall(work / "unpacked", filter="data")
-        part = next((work / "unpacked").rglob(suite.part))
-        try:
-            part.rename(folder(suite))
-        except OSError:
-            if not folder(suite).is_dir():  # else somebody was faster
-                raise
+            packed.extractall(unpacked, filter="data")
+    part = next(unpacked.rglob(suite.part), None)
+    if part is None:
+        return "the package holds no suite"
+    try:
+        part.rename(folder(suite))
+    except OSError:
+        if not folder(suite).is_dir():  # else somebody was faster
+            raise
     return None
 
 
