@@ -82,5 +82,5 @@ $(VENV)/.stamp-dev: pyproject.toml constraints.txt | $(VENV)/.stamp-venv
 	@touch $@
 
 clean:
-	rm -rf $(VENV) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) build demo-output dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -198,6 +198,20 @@ def test_every_public_name_exists_and_is_documented(name: str) -> None:
             assert inspect.getdoc(value), f"{name}.{exported} has no docstring"
 
 
+@pytest.mark.parametrize("name", ["guardchart", "guardchart.agents", "guardchart.langgraph"])
+def test_what_users_start_with_carries_an_example(name: str) -> None:
+    module = importlib.import_module(name)
+    found = [(each, getattr(module, each)) for each in public_names(name)]
+    bare = [
+        each
+        for each, value in found
+        if (inspect.isroutine(value) or inspect.isclass(value))
+        and not (inspect.isclass(value) and issubclass(value, Exception))
+        and ">>>" not in (inspect.getdoc(value) or "")
+    ]
+    assert not bare, f"{name}: no example in {bare}"
+
+
 def test_no_pinned_entry_point_has_vanished() -> None:
     assert set(PINNED) <= set(entry_points())
 

@@ -65,6 +65,31 @@ def test_every_promise_test_has_its_row() -> None:
     assert sorted(defined - promised) == []
 
 
+def _statements() -> set[str]:
+    """Return the numbers that stand in docs/security.md (T) and docs/semantics.md (K, G, A)."""
+    docs = ROOT / "docs"
+    found = set(re.findall(r"^\| (T\d+) \|", (docs / "security.md").read_text(), re.MULTILINE))
+    rulings = (docs / "semantics.md").read_text(encoding="utf-8")
+    return found | set(re.findall(r"^\*\*([KGA]\d+)\. ", rulings, re.MULTILINE))
+
+
+def test_every_statement_that_a_row_names_as_its_source_exists() -> None:
+    named = {number for row in rows() for number in re.findall(r"\b[TKGA]\d+\b", row[1])}
+    assert len(named) > 30
+    assert sorted(named - _statements()) == []
+
+
+def test_every_ruling_that_a_tests_name_ends_with_exists() -> None:
+    name = re.compile(r"^ *(?:async )?def test_\w+_([kga]\d+)\(", re.MULTILINE)
+    cited = {
+        number.upper()
+        for path in (ROOT / "tests").rglob("test_*.py")
+        for number in name.findall(path.read_text(encoding="utf-8"))
+    }
+    assert len(cited) > 15
+    assert sorted(cited - _statements()) == []
+
+
 def test_no_promise_is_made_twice() -> None:
     promises = [row[0] for row in rows()]
     assert len(promises) == len(set(promises))

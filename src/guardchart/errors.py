@@ -1,7 +1,8 @@
 """Every error guardchart raises: one root, a few families, a stable code each.
 
-A message names what is wrong, where, and how to mend it. It never repeats a value
-that came from a model, a snapshot or an attacker: declared names only.
+A message names what is wrong, where, and how to mend it. It never repeats a value that came
+from a model, a snapshot or an attacker: declared names only, and of a tool that a model named
+the name, where it has the form of one.
 """
 
 from __future__ import annotations
@@ -147,7 +148,8 @@ class AgentConfigError(AgentError, ValueError):
 class ToolDeniedError(AgentError):
     """The gate refused a tool call; the tool did not run.
 
-    ``tool`` is the name as far as it is a registered one, ``reason`` names the check.
+    ``tool`` is the name where it has the form of a tool's name, else ``"*"``; ``reason`` names
+    the check.
     ``results`` are those of the calls of its turn, as in `ToolBatchError`; empty where the
     call did not belong to one.
 

@@ -4,6 +4,7 @@ import copy
 import math
 from typing import Any
 
+import pydantic
 import pytest
 
 from guardchart.errors import AgentConfigError, ToolDeniedError
@@ -150,3 +151,14 @@ def test_a_tool_call_is_plain_and_comparable() -> None:
     call = ToolCall("a", "pay", {"amount": 1})
     assert copy.deepcopy(call) == call
     assert ToolCall("a", "pay") == ToolCall("a", "pay", {})
+
+
+@pytest.mark.parametrize("kind", [pydantic.SecretStr, list[pydantic.SecretBytes]])
+def test_a_parameter_that_hides_its_value_is_refused(kind: Any) -> None:
+    def login(password: Any) -> str:
+        """Log in."""
+        return "in"
+
+    login.__annotations__["password"] = kind
+    with pytest.raises(AgentConfigError, match="SecretStr or SecretBytes"):
+        tool(login)

@@ -15,6 +15,7 @@ from typing import Any, Final
 from guardchart.agents._context import pending_calls, pending_entries, row_ids, shown_ids
 from guardchart.agents._guards import LoopGuards
 from guardchart.agents._models import ModelResponse
+from guardchart.agents._services import CallModel
 from guardchart.agents._turn import Decided, ModelTurn
 from guardchart.errors import LedgerError, ToolDeniedError
 from guardchart.gate import (
@@ -35,6 +36,7 @@ from guardchart.runtime import BeforeStep, Host
 __all__ = ["LedgerHook"]
 
 _LATE: Final = "the decision came too late"
+_MODEL_SRC: Final = "callModel"
 
 
 class LedgerHook:
@@ -45,7 +47,6 @@ class LedgerHook:
         ledger: ``host -> Ledger``: the host's own, else the logic's.
         human_timeout_s: How long a decision may take, in seconds.
         approval_ttl_s: How long an approval is good, in seconds.
-        model_src: The name of the model's service in charts.
     """
 
     def __init__(
@@ -55,13 +56,11 @@ class LedgerHook:
         ledger: Callable[[Any], Any],
         human_timeout_s: float,
         approval_ttl_s: float,
-        model_src: str = "callModel",
     ) -> None:
         self._guards = guards
         self._ledger = ledger
         self._human_timeout_ms = human_timeout_s * 1000.0
         self._approval_ttl_ms = approval_ttl_s * 1000.0
-        self._model_src = model_src
 
     def concerns(self, snapshot: Snapshot, event: Event | EngineEvent) -> bool:
         """Whether this event makes the hook ask the ledger (which may block)."""
@@ -100,7 +99,7 @@ class LedgerHook:
             not isinstance(turn, ModelResponse)
             or child is None
             or child.key != event.key
-            or child.src != self._model_src
+            or not _asks_model(snapshot, child.src)
         ):
             return None
         node = snapshot.machine.nodes.get(child.state_id)
@@ -335,6 +334,12 @@ def _items(
         }
         for row, verdict in asked
     ]
+
+
+def _asks_model(snapshot: Snapshot, src: str) -> bool:
+    """Whether a child is the loop's model call, by its service or under its usual name."""
+    services = getattr(snapshot.machine.logic, "services", {})
+    return src == _MODEL_SRC or isinstance(services.get(src), CallModel)
 
 
 def _edits(verdicts: list[Verdict], rows: list[Any], answers: Mapping[str, Any]) -> dict[str, str]:

@@ -25,7 +25,7 @@ from guardchart.agents._services import CallModel, RunTool
 from guardchart.agents._structured import OutputCheck
 from guardchart.errors import AgentConfigError
 from guardchart.gate import ToolRegistry, tool_registry
-from guardchart.kernel import Event, Machine, Snapshot
+from guardchart.kernel import Event, Machine, Snapshot, StateNode
 from guardchart.persistence import default_ledger
 from guardchart.runtime import MachineLogic
 
@@ -47,6 +47,11 @@ class AgentSettings:
         retry: The policy of ``timed_out``.
         ledger: The logic's own ledger, None for the process's.
         budget_scope: ``"turn"`` or ``"conversation"``.
+
+    Example:
+        >>> from guardchart.agents import FakeModel, agent_logic
+        >>> agent_logic(FakeModel([])).attachments["agent"].budget_scope
+        'turn'
     """
 
     def __init__(
@@ -196,6 +201,10 @@ def agent_logic(
         output=output, max_messages=max_messages, summarise=summarise, judge=guards.judge
     )
 
+    def on_machine(machine: Machine) -> None:
+        output.on_machine(machine)
+        _check_regions(machine)
+
     return MachineLogic(
         actions=actions.table(),
         guards={
@@ -223,13 +232,32 @@ def agent_logic(
             human_timeout_s=human_timeout_s,
             approval_ttl_s=approval_ttl_s,
         ),
-        on_machine=output.on_machine,
+        on_machine=on_machine,
         attachments={
             "agent": settings,
             "registry": registry,
             "ledger": ledger,
             "tracer": tracer,
         },
+    )
+
+
+def _check_regions(machine: Machine) -> None:
+    """Refuse two loops side by side: they would write one conversation and one pending list."""
+    for node in machine.nodes.values():
+        if node.type != "parallel":
+            continue
+        asking = [child.key for child in node.states.values() if _asks_model(child)]
+        if len(asking) > 1:
+            raise AgentConfigError(
+                f"state {node.id!r}: the regions {asking} each call the model over one context, so "
+                "one's pending calls would overwrite the other's; make each loop a child machine"
+            )
+
+
+def _asks_model(node: StateNode) -> bool:
+    return any(invoke.src == "callModel" for invoke in node.invokes) or any(
+        map(_asks_model, node.states.values())
     )
 
 

@@ -280,15 +280,18 @@ class _Batch:
             now=self.now(),
         )
 
+    def _claimant(self, index: int) -> dict[str, Any]:
+        return {
+            "ledger": self.ledger,
+            "scope": "" if self.host is None else self.host.scope,
+            "row": self.rows[index],
+            "now": self.now,
+        }
+
     def run(self, index: int) -> None:
         try:
             self.outcomes[index] = execute(
-                self.calls[index],
-                lambda: self._facts(index),
-                ledger=self.ledger,
-                scope=self.host.scope if self.host is not None else "",
-                row=self.rows[index],
-                now=self.now,
+                self.calls[index], lambda: self._facts(index), **self._claimant(index)
             )
         except Exception as error:
             self.broken[index] = error
@@ -296,12 +299,7 @@ class _Batch:
     async def arun(self, index: int) -> None:
         try:
             self.outcomes[index] = await aexecute(
-                self.calls[index],
-                lambda: self._facts(index),
-                ledger=self.ledger,
-                scope=self.host.scope if self.host is not None else "",
-                row=self.rows[index],
-                now=self.now,
+                self.calls[index], lambda: self._facts(index), **self._claimant(index)
             )
         except Exception as error:
             self.broken[index] = error

@@ -37,7 +37,8 @@ class Answer:
 
     Args:
         text: what the conversation gets.
-        status: ``done``, ``failed``, ``in_doubt``, ``rejected``, ``void`` or ``expired``.
+        status: ``done``, ``failed``, ``in_doubt``, ``rejected``, ``void`` or ``expired``; from
+            `authorise` also ``running``, while another claimant is in time.
         row_id: the row it was read from (the child's, after an edit).
     """
 
@@ -96,14 +97,9 @@ def follow(ledger: Any, row: Any) -> Any:
     Returns:
         The row itself where nobody edited it; a child that cannot be found leaves its parent.
     """
-    seen: set[str] = set()
-    while row is not None and row.status == "edited" and row.child_id and row.id not in seen:
-        seen.add(row.id)
-        child = ledger.row(row.slot.scope, row.child_id)
-        if child is None:
-            break
-        row = child
-    return row
+    if row is None or row.status != "edited":
+        return row
+    return ledger.row(row.slot.scope, row.id) or row
 
 
 def _stale(row: Any, now: int | None) -> bool:

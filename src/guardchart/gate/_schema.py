@@ -340,6 +340,11 @@ def signature_shape(fn: Callable[..., Any], tool: str) -> SignatureShape:
         raise AgentConfigError(
             f"{label}: a parameter's type cannot be carried by JSON ({type(exc).__name__})"
         ) from exc
+    if _holds_secret(parameters):
+        raise AgentConfigError(
+            f"{label}: a parameter is a SecretStr or SecretBytes, whose value is never shown, so "
+            "nobody could approve what runs; keep secrets in the tool's closure"
+        )
     for name, parameter in signature.parameters.items():
         if name in fields and parameter.default is not parameter.empty:
             _check_default(label, name, hints[name], parameter.default)
@@ -347,6 +352,17 @@ def signature_shape(fn: Callable[..., Any], tool: str) -> SignatureShape:
     parameters.setdefault("properties", {})
     parameters["additionalProperties"] = False
     return SignatureShape(model, fields, tuple(positional), tuple(keys), parameters)
+
+
+def _holds_secret(schema: Any) -> bool:
+    """Whether a parameter hides its value: pydantic marks such types write-only passwords."""
+    if isinstance(schema, list):
+        return any(map(_holds_secret, schema))
+    if not isinstance(schema, dict):
+        return False
+    if schema.get("writeOnly") is True and schema.get("format") == "password":
+        return True
+    return any(map(_holds_secret, schema.values()))
 
 
 # JSON Schema documents

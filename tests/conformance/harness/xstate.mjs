@@ -60,7 +60,7 @@ function run({ chart, moves }) {
   let timers = {};
   const seen = [];
   const keep = (snapshot) => {
-    if (snapshot.status === 'error' && /Infinite loop/.test(snapshot.error?.message)) return false;
+    if (snapshot.error instanceof Error) throw snapshot.error;
     for (const { type, params } of actions) {
       if (type === 'xstate.raise' && typeof params.delay === 'number') {
         timers[params.id.slice('xstate.after.'.length)] = now + params.delay;
