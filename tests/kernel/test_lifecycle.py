@@ -322,7 +322,7 @@ def test_restarting_is_a_step_so_old_keys_die_k19() -> None:
     chart.send("GO")
     restored = load(chart.machine, dump(chart.snapshot))
     old = restored.children["w"].key
-    again, effects = restart_services(chart.machine, restored, 0)
+    again, effects = restart_services(chart.machine, restored)
     assert effects == (StartService("w", "work", "m.busy"),)
     assert again.rev == restored.rev + 1
     assert transition(chart.machine, again, done(old, 1))[0] is again
@@ -340,7 +340,7 @@ def test_a_done_child_stays_recorded_until_its_state_is_left_k19() -> None:
     chart.send("GO")
     chart.send(done(chart.key("w"), 1))
     assert chart.snapshot.children["w"].status == "done"
-    assert restart_services(chart.machine, chart.snapshot, 0) == (chart.snapshot, ())
+    assert restart_services(chart.machine, chart.snapshot) == (chart.snapshot, ())
     chart.send("STOP")
     assert (dict(chart.snapshot.children), chart.effects) == ({}, ())
 
