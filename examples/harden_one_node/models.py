@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from guardchart.agents import FakeModel
@@ -24,6 +25,9 @@ def make_model(name: str, script: str) -> Any:
     if not name:
         return FakeModel(SCRIPTS[script], is_async=False)
     provider, _, model = name.partition(":")
+    key = f"{provider.upper()}_API_KEY"
+    if provider in ("openai", "anthropic") and not os.environ.get(key):
+        raise SystemExit(f"MODEL={name} needs {key}")
     if provider == "openai":
         import openai
 

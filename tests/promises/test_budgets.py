@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 import time
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from guardchart import SimulatedClock, SyncInterpreter, create_machine
+from guardchart import MachineLogic, SimulatedClock, SyncInterpreter, create_machine
 from guardchart.agents import (
     FakeModel,
     ModelResponse,
@@ -19,6 +20,7 @@ from guardchart.agents import (
     tool_registry,
 )
 from guardchart.errors import StepError
+from guardchart.langgraph import statechart_node
 from tests.promises.bank import AT_ONCE, SAY, THREAD, Bank, graph, listed_chart, start
 
 LOOKUP = {"tool": "lookup", "args": {"order_id": 1}}
@@ -84,8 +86,6 @@ def test_model_and_tool_timeouts_hold_inside_a_node() -> None:
         time.sleep(5)
         return "late"
 
-    from guardchart.langgraph import statechart_node
-
     model = FakeModel([{"tool": "slow", "args": {"n": 1}}, {"hang": True}, SAY], is_async=False)
     logic = agent_logic(
         model, tool_registry(slow, timeout_s=0.2), model_timeout_s=0.3, retry=AT_ONCE
@@ -123,8 +123,6 @@ def test_loops_of_a_machine_with_itself_stop(kind: str) -> None:
     def again(scope: Any, context: Any, event: Any, action: Any) -> None:
         scope.raise_("AGAIN") if kind == "raise" else scope.send("AGAIN")
 
-    from guardchart import MachineLogic
-
     states: dict[str, Any] = {"a": {"on": {"AGAIN": {"actions": "again"}}}}
     if kind == "eventless":
         states = {
@@ -142,7 +140,6 @@ def test_loops_of_a_machine_with_itself_stop(kind: str) -> None:
 
 
 def test_a_queue_is_bounded() -> None:
-    from guardchart import MachineLogic
     from guardchart.errors import QueueFullError
 
     raised: list[BaseException] = []
@@ -184,3 +181,40 @@ def test_no_transient_error_strands_a_thread() -> None:
     assert out["xsm"]["context"]["error"] is None
     clock = SimulatedClock()
     assert clock.now_ms() == 0
+
+
+async def test_model_and_tool_timeouts_hold_in_an_asynchronous_node() -> None:
+    async def slow(n: int) -> str:
+        """Hang."""
+        await asyncio.sleep(30)
+        return "late"
+
+    model = FakeModel([{"tool": "slow", "args": {"n": 1}}, {"hang": True}, SAY])
+    logic = agent_logic(
+        model, tool_registry(slow, timeout_s=0.2), model_timeout_s=0.3, retry=AT_ONCE
+    )
+    node = statechart_node(
+        listed_chart("slow"), logic, event_from_state=lambda state: state["event"]
+    )
+    out = await asyncio.wait_for(node.ainvoke(start()), 20)
+    assert out["xsm"]["value"] == "done"
+
+
+def test_a_machine_that_spawns_itself_for_ever_is_stopped() -> None:
+    def spawn(scope: Any, context: Any, event: Any, action: Any) -> None:
+        scope.spawn("self")
+
+    chart = {
+        "id": "bomb",
+        "initial": "a",
+        "states": {"a": {"entry": "spawn"}},
+    }
+    logic = MachineLogic(actions={"spawn": spawn})
+    machine = create_machine(chart, logic)
+    logic.services["self"] = machine
+    interpreter = SyncInterpreter(machine, max_queue=50).start()
+    depth, actor = 0, interpreter
+    while actor.actors:
+        depth, actor = depth + 1, next(iter(actor.actors.values()))
+    assert depth < 1_000
+    interpreter.stop()

@@ -14,7 +14,14 @@ import pytest
 from langgraph.graph import END, START, StateGraph
 from langgraph.types import RetryPolicy
 
-from guardchart.agents import FakeModel, agent_logic, pending_approval, tool, tool_registry
+from guardchart.agents import (
+    FakeModel,
+    agent_logic,
+    pending_approval,
+    run_agent_sync,
+    tool,
+    tool_registry,
+)
 from guardchart.gate import approval_event
 from guardchart.langgraph import statechart_node
 from guardchart.persistence import InMemoryLedger
@@ -123,7 +130,6 @@ def test_a_failure_in_a_batch_keeps_the_results_of_finished_calls() -> None:
         raise ValueError("sk-thisisaverysecretkeyindeed0123456789")
 
     from guardchart import create_machine
-    from guardchart.agents import run_agent_sync
 
     model = FakeModel(
         [
@@ -157,7 +163,6 @@ def test_a_side_effect_that_timed_out_is_not_run_again_by_itself() -> None:
         return "late"
 
     from guardchart import create_machine
-    from guardchart.agents import run_agent_sync
 
     ledger = InMemoryLedger()
     call = {"tool": "slow", "args": {"n": 1}}
@@ -181,3 +186,34 @@ def test_a_side_effect_that_timed_out_is_not_run_again_by_itself() -> None:
     assert again.final_state == "toolLoop.done"
     assert entered == [1]
     time.sleep(1.0)
+
+
+@pytest.mark.gate
+def test_a_model_that_repeats_its_call_ids_for_ever_is_denied_and_strands_nothing() -> None:
+    bank = Bank()
+    lookup = {"tool": "lookup", "args": {"order_id": 1}, "id": "c1"}
+    result = bank.run([lookup] * 30)
+    assert result.status == "done" and result.error is not None
+    assert result.error["kind"] == "tool_denied"
+    assert "duplicate tool call ids" in result.error["message"]
+    assert bank.entered == [("lookup", 1)]
+
+
+@pytest.mark.gate
+@pytest.mark.parametrize("ids", ["repeated", "fresh"])
+def test_a_resampled_fork_of_an_entered_call_enters_nothing_again(ids: str) -> None:
+    bank = Bank()
+    ledger = InMemoryLedger()
+
+    def turn(script: list[Any], **how: Any) -> Any:
+        return run_agent_sync(bank.machine(script, ledger=ledger), key="t1", **how)
+
+    before = turn([SAY], prompt="Hello.").snapshot
+    for sample in range(2):
+        call = {**REFUND, "id": "c1" if ids == "repeated" else f"c{sample}"}
+        parked = turn([call], snapshot=before, prompt="Refund order 7.")
+        assert parked.waiting
+        event = approval_event(pending_approval(parked.context))
+        done = turn([SAY], snapshot=parked.snapshot, event=event)
+        assert done.ok and "refunded 250" in str(done.context["messages"])
+        assert bank.entered == [("refund", 7, 250)]
