@@ -37,6 +37,7 @@ test: $(VENV)/.stamp-dev suites
 # Outside suites, fetched once and kept outside of the tree. Without them their tests are skipped.
 suites: $(VENV)/.stamp-dev
 	@$(PY) -m tests.conformance.scxml.fetch
+	@$(PY) -m tests.conformance.differential --fetch
 
 slow: $(VENV)/.stamp-dev
 	$(PYTEST) -m slow $(ARGS)
@@ -44,6 +45,7 @@ slow: $(VENV)/.stamp-dev
 conformance: $(VENV)/.stamp-dev
 	@$(PY) -m tests.conformance.scxml.fetch --required
 	$(PYTEST) tests/conformance -m "slow or not slow" $(ARGS)
+	@$(PY) -m tests.conformance.differential
 
 bench: $(VENV)/.stamp-dev
 	$(PY) -m benchmarks.node $(ARGS)

@@ -69,7 +69,7 @@ def anthropic_model(
         AgentConfigError: ``max_tokens`` or prices are invalid, or an option is one the adapter
             sets itself.
 
-    Source: seed 003, anthropic_model.
+    Source: xstate-statemachine, agents reference: anthropic_model.
     """
     try:
         import anthropic  # noqa: F401

@@ -61,7 +61,7 @@ def openai_model(
         MissingExtraError: The SDK is not installed; the message names the ``pip install``.
         AgentConfigError: Prices are invalid, or an option is one the adapter sets itself.
 
-    Source: seed 003, openai_model.
+    Source: xstate-statemachine, agents reference: openai_model.
     """
     try:
         import openai  # noqa: F401

@@ -343,7 +343,7 @@ class _Drawing:
 def _plain(source: Place, targets: list[Place], reenter: bool) -> bool:
     """Whether XState 5 and the rulings mean the same by this transition."""
     reached = [t.parent if t.kind == "history" and t.parent else t for t in targets]
-    if len(set(reached)) != len(reached):
+    if len(targets) > 1 and any(t.kind == "history" for t in targets):
         return False
     for target, real in zip(targets, reached, strict=True):
         # History that may restore the source, or a state around it.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from guardchart.errors import StepError
 from guardchart.kernel import (
     Machine,
     Snapshot,
+    active_nodes,
     create_machine,
     done,
     dump,
@@ -25,6 +27,7 @@ from guardchart.kernel import (
     fired,
     initial_step,
     load,
+    matches,
     step,
 )
 from tests.conformance.differential import (
@@ -153,6 +156,25 @@ def test_a_run_may_be_dumped_and_loaded_after_any_step(family: Family) -> None:
                 event = engine_event(loaded, move)
                 following = step(machine, loaded, event, now=move["now"])[0]
                 assert dump(following) == dump(whole[number + 1][0])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_pictures_and_questions_agree_with_the_configuration(family: Family) -> None:
+    for seed in range(12):
+        found = walk(seed, family)
+        machine = create_machine(found.chart, Logic())
+        for snapshot, _, _ in replay(machine, found):
+            active = active_nodes(snapshot)
+            leaves = [node for node in active if not node.children]
+            drawing = machine.to_mermaid(snapshot)
+            marked = re.findall(r"^    class (\S+) active$", drawing, re.MULTILINE)[0].split(",")
+            names = ["_".join((machine.id, *node.path)) for node in leaves]
+            assert marked == names
+            assert all(f" as {name}" in drawing for name in names)
+            assert matches(snapshot, snapshot.value)
+            assert {node.id for node in machine.order if matches(snapshot, node.id)} == {
+                node.id for node in active
+            }
 
 
 def children(logic: Logic) -> None:

@@ -21,7 +21,7 @@ def pending_approval(context: Mapping[str, Any]) -> list[dict[str, Any]]:
         nobody is asked. ``id`` is the ledger's, to be named by an approval; ``tool_call_id``
         the provider's; ``arguments`` are validated, defaults filled in.
 
-    Source: seed 003, pending_approval.
+    Source: xstate-statemachine, agents reference: pending_approval.
 
     Example:
         >>> pending_approval({"pending_tool_calls": []})

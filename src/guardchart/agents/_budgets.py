@@ -38,7 +38,7 @@ class Budget:
         AgentConfigError: A limit is a string, a bool, NaN, infinite or negative; a token or
             turn limit is not an int. A limit that would not be enforced is never accepted.
 
-    Source: seed 003, Budget.
+    Source: xstate-statemachine, agents reference: Budget.
 
     Example:
         >>> Budget(max_usd=0.25).max_turns
@@ -165,7 +165,7 @@ def budget_guards(
     Raises:
         AgentConfigError: A limit is invalid (see ``Budget``).
 
-    Source: seed 003, budget_guards.
+    Source: xstate-statemachine, agents reference: budget_guards.
 
     Example:
         >>> guard = budget_guards(max_tokens=10).guards["underTokenBudget"]

@@ -56,7 +56,7 @@ def load_chart(name: str = "tool_loop") -> dict[str, Any]:
     Raises:
         AgentConfigError: There is no such chart; the message lists those there are.
 
-    Source: seed 003, load_chart.
+    Source: xstate-statemachine, agents reference: load_chart.
 
     Example:
         >>> chart = load_chart()
@@ -82,7 +82,7 @@ def state_tools(interp: Any, event: Any = None) -> tuple[str, ...]:
         Tool names; ``("*",)`` for every registered one. Over parallel regions only what all of
         them allow.
 
-    Source: seed 003, state_tools.
+    Source: xstate-statemachine, agents reference: state_tools.
 
     Example:
         >>> from guardchart import SyncInterpreter, create_machine
@@ -122,7 +122,7 @@ def validate_agent_chart(
     Raises:
         AgentConfigError: A state names a tool that is not registered, or no registry is known.
 
-    Source: seed 003, validate_agent_chart.
+    Source: xstate-statemachine, agents reference: validate_agent_chart.
 
     Example:
         >>> from guardchart.agents import FakeModel, agent_logic, tool_registry

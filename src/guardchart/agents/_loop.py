@@ -156,7 +156,7 @@ def agent_logic(
     Raises:
         AgentConfigError: An argument is out of range or of the wrong type.
 
-    Source: seed 003, agent_logic.
+    Source: xstate-statemachine, agents reference: agent_logic.
 
     Example:
         >>> from guardchart.agents import FakeModel, tool_registry

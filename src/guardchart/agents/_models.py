@@ -183,7 +183,7 @@ class FakeModel:
     Attributes:
         calls: What each call was sent: ``{"messages": [...], "tools": [names]}``.
 
-    Source: seed 003, FakeModel.
+    Source: xstate-statemachine, agents reference: FakeModel.
 
     Example:
         >>> model = FakeModel([{"text": "hi"}], is_async=False)

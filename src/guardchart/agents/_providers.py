@@ -57,7 +57,7 @@ def require_sdk(name: str) -> None:
     Raises:
         MissingExtraError: It is not installed; the message names the ``pip install``.
 
-    Source: seed 003, provider helpers.
+    Source: xstate-statemachine, agents reference: provider helpers.
 
     Example:
         >>> require_sdk("json")
@@ -139,7 +139,7 @@ def price(prices: Mapping[str, float] | None, tokens_in: int, tokens_out: int) -
     Returns:
         US dollars; 0.0 without a price sheet.
 
-    Source: seed 003, provider helpers.
+    Source: xstate-statemachine, agents reference: provider helpers.
 
     Example:
         >>> price({"input_per_mtok": 3.0, "output_per_mtok": 15.0}, 1_000, 200)

@@ -247,7 +247,7 @@ async def run_agent(
         SnapshotError: ``snapshot`` is not a legal snapshot of this machine.
         TimeoutError: ``timeout_s`` ran out; the interpreter was stopped.
 
-    Source: seed 003, run_agent.
+    Source: xstate-statemachine, agents reference: run_agent.
 
     Example:
         >>> import asyncio

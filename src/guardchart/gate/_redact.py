@@ -368,7 +368,7 @@ def scrub(value: Any, *, by_key: bool = True) -> Any:
     >>> scrub({"api_key": "k", "next_page_token": "p2", "note": "Bearer abc.def.123"})
     {'api_key': '***', 'next_page_token': 'p2', 'note': '***'}
 
-    Source: seed 003, Reference.
+    Source: xstate-statemachine, agents reference: Reference.
     """
     return _Scrubber(by_key, _UNBOUNDED).run(value)
 

@@ -100,7 +100,7 @@ class ToolRegistry:
         Raises:
             ToolDeniedError: names the check that failed.
 
-        Source: seed 003, Reference.
+        Source: xstate-statemachine, agents reference: Reference.
         """
         checked = _check.check(call, _check.Facts(self, as_allowed(allowed), proposing=True))
         if checked.needs_approval and call.id not in set(approved_ids):
@@ -146,7 +146,7 @@ def tool_registry(
     >>> tool_registry(add).names
     ('add',)
 
-    Source: seed 003, Reference.
+    Source: xstate-statemachine, agents reference: Reference.
     """
     default = read_timeout(timeout_s, "tool_registry()")
     if default is None:

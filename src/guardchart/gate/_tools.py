@@ -241,7 +241,7 @@ class Tool:
         Raises:
             ToolDeniedError: the reason names declared fields, and no value.
 
-        Source: seed 003, Reference.
+        Source: xstate-statemachine, agents reference: Reference.
         """
         try:
             return self.load(arguments)[0]

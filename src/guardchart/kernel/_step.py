@@ -282,34 +282,44 @@ def _linear_step(
             raise Fault(error) from error
     history, timers, children, sends, output, failure, run, batch_no = rest
     effects = plan.start_effects
-    timers, children = dict(timers), dict(children)
+    # Copied when they are first written to; `copy` of a read-only view gives a dict.
+    clocks: dict[str, Any] | None = None
+    running: dict[str, Any] | None = None
     if plan.stops:
         stopped: list[Effect] = []
         for is_service, key, state_id, effect in plan.stops:
             if is_service:
                 child = children.get(key)
-                if child is None or child.state_id != state_id:
+                if child is None or child[6] != state_id:
                     continue
-                del children[key]
-                if child.status != "active" or ended == (True, key):
-                    continue
-            elif timers.pop(key, None) is None or ended == (False, key):
-                continue
-            stopped.append(effect)
+                if running is None:
+                    running = children.copy()  # type: ignore[attr-defined]
+                del running[key]
+                if child[2] == "active" and ended != (True, key):
+                    stopped.append(effect)
+            elif key in timers:
+                if clocks is None:
+                    clocks = timers.copy()  # type: ignore[attr-defined]
+                del clocks[key]
+                if ended != (False, key):
+                    stopped.append(effect)
         if stopped:
             effects = (*stopped, *effects)
     for is_service, key, value, src, state_id, _ in plan.starts:
         if is_service:
+            if running is None:
+                running = children.copy()  # type: ignore[attr-defined]
             fields = (src, f"{key}@{rev}", "active", value, None, False, state_id)
-            children[key] = _new(Child, fields)
+            running[key] = _new(Child, fields)
         else:
-            timers[key] = _new(Timer, (now + value,))
-    tables = (
-        history,
-        MappingProxyType(timers) if timers else EMPTY,
-        MappingProxyType(children) if children else EMPTY,
-    )
-    rest = _new(Rest, (*tables, sends, output, failure, run, batch_no))
+            if clocks is None:
+                clocks = timers.copy()  # type: ignore[attr-defined]
+            clocks[key] = _new(Timer, (now + value,))
+    if clocks is not None:
+        timers = MappingProxyType(clocks) if clocks else EMPTY
+    if running is not None:
+        children = MappingProxyType(running) if running else EMPTY
+    rest = _new(Rest, (history, timers, children, sends, output, failure, run, batch_no))
     return _new(Snapshot, (rev, "active", context, plan.next, rest)), effects, receipt
 
 

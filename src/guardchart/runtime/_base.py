@@ -386,7 +386,9 @@ class InterpreterBase(InterpreterSteps):
 
     def _in_flight(self) -> bool:
         """Whether a service runs, here or in a child machine."""
-        return bool(self._flying) or any(actor._in_flight() for actor in self.actors.values())
+        if self._flying or not self.actors:
+            return bool(self._flying)
+        return any(actor._in_flight() for actor in self.actors.values())
 
     # Time
 

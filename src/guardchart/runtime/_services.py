@@ -126,6 +126,7 @@ class ServiceScope:
 
 
 _FORMS: Final[weakref.WeakKeyDictionary[Any, int]] = weakref.WeakKeyDictionary()
+_COROUTINES: Final[weakref.WeakKeyDictionary[Any, bool]] = weakref.WeakKeyDictionary()
 
 
 def _form(service: Callable[..., Any]) -> int:
@@ -165,6 +166,18 @@ def is_async_service(service: Any) -> bool:
     declared = getattr(service, "is_async", None)
     if isinstance(declared, bool):
         return declared
+    # A bound method is made anew at each access; its function stays.
+    key = getattr(service, "__func__", service)
+    try:
+        known = _COROUTINES.get(key)
+        if known is None:
+            known = _COROUTINES[key] = _gives_coroutine(service)
+    except TypeError:  # not to be kept in a weak table
+        return _gives_coroutine(service)
+    return known
+
+
+def _gives_coroutine(service: Any) -> bool:
     target = service
     while isinstance(target, functools.partial):
         target = target.func

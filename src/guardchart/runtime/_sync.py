@@ -12,7 +12,7 @@ import inspect
 import time
 from collections.abc import Callable, Collection, Mapping
 from threading import get_ident
-from typing import Any, ClassVar, Self, Unpack
+from typing import Any, ClassVar, Final, Self, Unpack
 
 from guardchart.errors import NotSupportedError, StepError
 from guardchart.kernel import Event, Machine, Receipt, as_event
@@ -32,6 +32,9 @@ from guardchart.runtime._tree import Tree
 from guardchart.runtime._workers import WORKERS, abandon
 
 __all__ = ["SyncInterpreter"]
+
+# What most services give, and nobody awaits; asking is faster than `inspect` is.
+_PLAIN: Final = frozenset({type(None), bool, int, float, str, dict, list, tuple})
 
 
 class SyncInterpreter(InterpreterBase):
@@ -233,7 +236,7 @@ class SyncInterpreter(InterpreterBase):
             if self.is_current(invocation):
                 error = NotSupportedError("the service was cancelled, but not by the machine")
                 self._finish(invocation, None, error)
-        elif not inspect.isawaitable(output):
+        elif type(output) in _PLAIN or not inspect.isawaitable(output):
             self._finish(invocation, output, error)
         elif self._allow_async and self.is_current(invocation):
             self._launch(invocation, LOOPS.start, awaited, output)
