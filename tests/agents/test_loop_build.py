@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
 
 from guardchart import MachineLogic, SyncInterpreter, create_machine
-from guardchart.agents import FakeModel, agent_logic, load_chart, pending_approval
+from guardchart.agents import (
+    FakeModel,
+    ModelResponse,
+    agent_logic,
+    load_chart,
+    pending_approval,
+    run_agent_sync,
+)
 from guardchart.errors import AgentConfigError
 from guardchart.gate import approval_event
 from guardchart.persistence import InMemoryLedger
@@ -47,3 +55,29 @@ def test_the_model_call_may_go_by_another_name() -> None:
     assert interpreter.status == "done"
     assert len(bank.paid) == 1
     interpreter.stop()
+
+
+@pytest.mark.parametrize("bounded", [True, False])
+def test_a_model_that_promises_to_end_by_itself_is_called_in_the_callers_thread(
+    bounded: bool,
+) -> None:
+    seen: list[int] = []
+
+    class Model:
+        is_async = False
+
+        def __init__(self) -> None:
+            self.bounded = bounded
+
+        def __call__(self, messages: Any, tools: Any) -> ModelResponse:
+            seen.append(threading.get_ident())
+            return ModelResponse("Hello.")
+
+    result = run_agent_sync(Model(), prompt="Hello?")
+    assert result.output == "Hello."
+    assert (seen == [threading.get_ident()]) is bounded
+
+
+def test_a_fake_model_is_bounded_unless_an_item_hangs() -> None:
+    assert FakeModel([{"text": "hi"}, ValueError("no")]).bounded
+    assert not FakeModel([{"text": "hi"}, {"hang": True}]).bounded

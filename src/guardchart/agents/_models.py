@@ -182,6 +182,7 @@ class FakeModel:
 
     Attributes:
         calls: What each call was sent: ``{"messages": [...], "tools": [names]}``.
+        bounded: Whether every call ends by itself, at once; True unless an item hangs.
 
     Source: xstate-statemachine, agents reference: FakeModel.
 
@@ -206,6 +207,7 @@ class FakeModel:
         self.calls: list[dict[str, Any]] = []
         usage = _usage(default_usage, "default_usage")
         self._script = tuple(_item(item, i, name, usage) for i, item in enumerate(script))
+        self.bounded = _HANG not in self._script
         self._next = 0
         self._lock = threading.Lock()
         self._released = threading.Event()

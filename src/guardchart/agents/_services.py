@@ -65,6 +65,7 @@ class CallModel:
         self.registry = registry
         self.system_prompt = system_prompt
         self.is_async = is_async_model(model) if is_async is None else is_async
+        self.bounded = getattr(model, "bounded", False) is True
 
     def __call__(self, scope: ServiceScope | None, context: Mapping[str, Any], event: Any) -> Any:
         node = None if scope is None else scope.node

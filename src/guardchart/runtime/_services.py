@@ -159,6 +159,15 @@ async def awaited(awaitable: Any) -> Any:
     return await awaitable
 
 
+def ends_by_itself(service: Any) -> bool:
+    """Whether a sync service promises to end before any deadline: its ``bounded`` is True.
+
+    Such a service is called in the caller's thread even while a deadline is pending, which
+    spares it the way to a worker and back.
+    """
+    return getattr(service, "bounded", False) is True
+
+
 def is_async_service(service: Any) -> bool:
     """Whether calling ``service`` gives an awaitable (a Machine never does)."""
     if isinstance(service, Machine):

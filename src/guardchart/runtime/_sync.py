@@ -2,7 +2,7 @@
 
 A service runs in the caller's thread, unless a deadline is pending somewhere in the machine:
 then it runs on a worker thread and is abandoned when its state is left, so that a hung body
-delays nothing.
+delays nothing. One that promises to end by itself (``bounded = True``) is spared the way there.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from guardchart.runtime._services import (
     async_services,
     awaited,
     call_service,
+    ends_by_itself,
     is_async_service,
 )
 from guardchart.runtime._tree import Tree
@@ -212,7 +213,9 @@ class SyncInterpreter(InterpreterBase):
                 self._launch(invocation, LOOPS.start, call_service, self, invocation)
             else:
                 self._finish(invocation, None, self._no_async(invocation))
-        elif tree.root._in_flight() or tree.root.next_due() is not None:
+        elif not ends_by_itself(invocation.service) and (
+            tree.root._in_flight() or tree.root.next_due() is not None
+        ):
             self._launch(invocation, WORKERS.start, call_service, self, invocation)
         else:
             try:
