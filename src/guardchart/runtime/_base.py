@@ -240,7 +240,8 @@ class InterpreterBase(InterpreterSteps):
             # Timers and delayed sends are read from the snapshot.
 
     def _start(self, name: str, service: Any, state_id: str | None, event: AnyEvent) -> None:
-        child = self.snapshot.children.get(name)
+        snapshot = self._snapshot
+        child = None if snapshot is None else snapshot[4].children.get(name)
         if child is None or child.status != "active":
             return
         seen = event.event if isinstance(event, EngineEvent) else event

@@ -313,7 +313,7 @@ class InterpreterCore:
         """Whether this invocation is still what its state waits for."""
         if self._state != "running" or self._snapshot is None:
             return False
-        child = self._snapshot.children.get(invocation.id)
+        child = self._snapshot[4].children.get(invocation.id)
         return child is not None and child.key == invocation.key and child.status == "active"
 
 

@@ -6,7 +6,6 @@ import functools
 import inspect
 import weakref
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from guardchart.kernel import Machine, Snapshot, StateNode, StreamEvent, service_form
@@ -89,7 +88,7 @@ class ServiceScope:
     @property
     def context(self) -> Mapping[str, Any]:
         """The context as it is now."""
-        return MappingProxyType(self._interpreter.snapshot.context)
+        return self._interpreter.snapshot.context
 
     @property
     def active(self) -> bool:
@@ -145,27 +144,44 @@ def _form(service: Callable[..., Any]) -> int:
     return known
 
 
-def call_service(interpreter: InterpreterBase, invocation: Invocation) -> Any:
+class Manner(NamedTuple):
+    """How a service is to be called, found out once for each interpreter.
+
+    Attributes:
+        service: The callable all this is about.
+        form: 3 for ``(scope, context, event)``, 1 for ``(input)``.
+        is_async: Whether calling it gives an awaitable.
+        bounded: Whether a sync one promises to end before any deadline: its ``bounded`` is
+            True. It is called in the caller's thread even while a deadline is pending, which
+            spares it the way to a worker and back.
+    """
+
+    service: Any
+    form: int
+    is_async: bool
+    bounded: bool
+
+
+def manner_of(service: Any) -> Manner:
+    """How ``service`` is to be called."""
+    bounded = getattr(service, "bounded", False) is True
+    return Manner(service, _form(service), is_async_service(service), bounded)
+
+
+def call_service(
+    interpreter: InterpreterBase, invocation: Invocation, form: int | None = None
+) -> Any:
     """Call the service in its form; returns what it returns, an awaitable if it is async."""
     service = invocation.service
-    if _form(service) == 1:
+    if (_form(service) if form is None else form) == 1:
         return service(invocation.input)
     scope = ServiceScope(interpreter, invocation)
-    return service(scope, scope.context, invocation.event)
+    return service(scope, interpreter.snapshot.context, invocation.event)
 
 
 async def awaited(awaitable: Any) -> Any:
     """What a service that looked synchronous gave after all."""
     return await awaitable
-
-
-def ends_by_itself(service: Any) -> bool:
-    """Whether a sync service promises to end before any deadline: its ``bounded`` is True.
-
-    Such a service is called in the caller's thread even while a deadline is pending, which
-    spares it the way to a worker and back.
-    """
-    return getattr(service, "bounded", False) is True
 
 
 def is_async_service(service: Any) -> bool:

@@ -15,7 +15,7 @@ from threading import get_ident
 from typing import Any, ClassVar, Final, Self, Unpack
 
 from guardchart.errors import NotSupportedError, StepError
-from guardchart.kernel import Event, Machine, Receipt, as_event
+from guardchart.kernel import EngineEvent, Event, Machine, Receipt, as_event, done
 from guardchart.runtime._base import InterpreterBase
 from guardchart.runtime._clock import ALARMS
 from guardchart.runtime._core import INSIDE, OUTSIDE, Entry, Options
@@ -23,11 +23,11 @@ from guardchart.runtime._loops import LOOPS
 from guardchart.runtime._rest import reached, serving_due
 from guardchart.runtime._services import (
     Invocation,
+    Manner,
     async_services,
     awaited,
     call_service,
-    ends_by_itself,
-    is_async_service,
+    manner_of,
 )
 from guardchart.runtime._tree import Tree
 from guardchart.runtime._workers import WORKERS, abandon
@@ -75,6 +75,7 @@ class SyncInterpreter(InterpreterBase):
         self._tree = Tree(self)
         self._armed: float | None = None
         self._armed_for: Any = None
+        self._manners: dict[str, Manner] = {}
 
     def start(self) -> Self:
         """Enter the initial configuration (or take up the snapshot); run to quiet.
@@ -208,22 +209,55 @@ class SyncInterpreter(InterpreterBase):
         if not self.is_current(invocation):
             return
         tree = self._tree
-        if is_async_service(invocation.service):
+        manner = self._manners.get(invocation.src)
+        if manner is None or manner.service is not invocation.service:
+            try:
+                manner = self._manners[invocation.src] = manner_of(invocation.service)
+            except Exception as error:  # no callable, or in no form
+                self._finish(invocation, None, error)
+                return
+        if manner.is_async:
             if self._allow_async:
                 self._launch(invocation, LOOPS.start, call_service, self, invocation)
             else:
                 self._finish(invocation, None, self._no_async(invocation))
-        elif not ends_by_itself(invocation.service) and (
-            tree.root._in_flight() or tree.root.next_due() is not None
-        ):
+        elif not manner.bounded and tree.root._in_company():
             self._launch(invocation, WORKERS.start, call_service, self, invocation)
         else:
             try:
-                output = call_service(self, invocation)
+                output = call_service(self, invocation, manner.form)
             except Exception as error:
                 self._finish(invocation, None, error)
             else:
-                self._land(invocation, output, None)
+                if type(output) in _PLAIN and self._unwatched():
+                    self._step_at_once(done(invocation.key, output))
+                else:
+                    self._land(invocation, output, None)
+
+    def _in_company(self) -> bool:
+        """Whether anything else runs or a deadline is pending, so that a body must not block."""
+        if not self._flying and not self.actors and self._snapshot is not None:
+            rest = self._snapshot[4]
+            return bool(rest.timers or rest.sends)
+        return self._in_flight() or self.next_due() is not None
+
+    def _unwatched(self) -> bool:
+        """Whether nobody looks on and nothing waits, so that a result need not queue."""
+        return (
+            not self._queue
+            and self._state == "running"
+            and self._hook is None
+            and not self._plugins.items
+        )
+
+    def _step_at_once(self, event: EngineEvent) -> None:
+        self._driving = True
+        try:
+            self._step(event)
+        finally:
+            self._driving = False
+        if self._queue:
+            self._drive()
 
     def _launch(self, invocation: Invocation, start: Callable[..., Any], *args: Any) -> None:
         tree = self._tree
@@ -261,8 +295,10 @@ class SyncInterpreter(InterpreterBase):
         """Ask the alarm thread to ring at the next deadline; called on the root."""
         if self._snapshot is None:
             return
-        self._armed_for = self._snapshot[4]
+        rest = self._armed_for = self._snapshot[4]
         if self.manual_timers or self.clock.simulated:
+            return
+        if self._armed is None and not (rest.timers or rest.sends or self.actors):
             return
         due = self.next_due()
         at = None if due is None else due[0]
