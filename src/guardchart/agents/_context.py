@@ -101,7 +101,7 @@ def request_messages(context: Mapping[str, Any], system_prompt: str | None) -> l
     A conversation without a user message is opened by the context's task.
     """
     stored = context.get("messages")
-    messages: list[Message] = [dict(each) for each in stored] if isinstance(stored, list) else []
+    messages: list[Message] = list(map(dict, stored)) if isinstance(stored, list) else []
     if not any(each.get("role") == "user" for each in messages):
         task = prompt_of(context, None)
         if task is not None:

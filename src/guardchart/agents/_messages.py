@@ -367,8 +367,10 @@ def without_orphans(messages: Sequence[Message]) -> list[Message]:
 
 
 def _has_calls(messages: Sequence[Message]) -> bool:
-    """Whether any tool call or result is among them."""
-    return any("tool_calls" in message or "tool_call_id" in message for message in messages)
+    """Whether any tool call or result is among them; plain messages have two keys."""
+    return max(map(len, messages), default=0) > 2 and any(
+        "tool_calls" in message or "tool_call_id" in message for message in messages
+    )
 
 
 def _task_index(messages: Sequence[Message], task: str | None) -> int | None:

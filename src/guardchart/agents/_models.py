@@ -229,7 +229,7 @@ class FakeModel:
         self._released.set()
 
     def _take(self, messages: Sequence[Message], tools: Iterable[Any]) -> Any:
-        record = {"messages": [dict(m) for m in messages], "tools": tool_names(tools)}
+        record = {"messages": list(map(dict, messages)), "tools": tool_names(tools)}
         with self._lock:
             n = self._next
             if n >= len(self._script):

@@ -151,12 +151,11 @@ class Conversation:
 
     def _last_number(self, run: str) -> int:
         prefix, last = f"{run}-", 0
-        for message in self._channel:
-            own = message.id
-            if own and own.startswith(prefix):
-                tail = own[len(prefix) :]
-                if tail.isascii() and tail.isdigit() and len(tail) < 16:
-                    last = max(last, int(tail))
+        ids = [message.id for message in self._channel]
+        for own in [each for each in ids if each and each.startswith(prefix)]:
+            tail = own[len(prefix) :]
+            if tail.isascii() and tail.isdigit() and len(tail) < 16:
+                last = max(last, int(tail))
         return last
 
 
