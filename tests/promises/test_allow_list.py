@@ -124,8 +124,9 @@ def test_the_model_is_told_of_listed_tools_only_not_even_by_an_error_text() -> N
 
 def test_a_service_of_another_name_gets_no_tools_by_accident() -> None:
     bank = Bank()
-    logic = agent_logic(FakeModel([LOOKUP], is_async=False), bank.registry())
-    merged = logic.merge(MachineLogic())
+    model = FakeModel([LOOKUP], is_async=False)
+    merged = agent_logic(model, bank.registry()).merge(MachineLogic())
     assert merged.services["callModel"](None, {"messages": []}, None).tool_calls
+    assert model.calls[0]["tools"] == []
     assert bank.entered == []
     assert tool_registry().names == ()

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from guardchart import MachineLogic, SimulatedClock, SyncInterpreter, create_machine
+from guardchart import MachineLogic, SyncInterpreter, create_machine
 from guardchart.agents import (
     FakeModel,
     ModelResponse,
@@ -30,7 +30,6 @@ HOSTILE = [-1_000_000, float("nan"), float("inf"), 10**30, "many", None, True]
 @pytest.mark.parametrize("value", HOSTILE)
 def test_hostile_usage_never_refunds_and_never_crashes(value: Any) -> None:
     usage = Usage(value, value, value)
-    first = ModelResponse(None, (), Usage(100, 50, 0.5))
     bank = Bank()
     script = [
         {"tool": "lookup", "args": {"order_id": 1}, "usage": {"input_tokens": 100}},
@@ -40,7 +39,6 @@ def test_hostile_usage_never_refunds_and_never_crashes(value: Any) -> None:
     spent = result.usage
     assert spent["tokens_in"] >= 100 and spent["tokens_out"] >= 0 and spent["cost_usd"] >= 0
     assert spent["turns"] == 2
-    assert first.usage.input_tokens == 100
 
 
 def test_failed_model_calls_count_as_turns() -> None:
@@ -77,8 +75,6 @@ def test_a_hung_model_delays_neither_the_result_nor_the_interpreters_exit() -> N
 
 
 def test_model_and_tool_timeouts_hold_inside_a_node() -> None:
-    bank = Bank()
-    app = graph(bank, [])
     chart = listed_chart("slow")
 
     def slow(n: int) -> str:
@@ -96,7 +92,6 @@ def test_model_and_tool_timeouts_hold_inside_a_node() -> None:
     assert out["xsm"]["value"] == "done"
     assert time.monotonic() - begun < 4.5
     model.release()
-    assert app is not None
 
 
 def test_a_hung_tool_does_not_keep_the_process_alive() -> None:
@@ -179,8 +174,6 @@ def test_no_transient_error_strands_a_thread() -> None:
     )
     assert out["xsm"]["value"] == "done"
     assert out["xsm"]["context"]["error"] is None
-    clock = SimulatedClock()
-    assert clock.now_ms() == 0
 
 
 async def test_model_and_tool_timeouts_hold_in_an_asynchronous_node() -> None:
