@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, SecretStr
 
+from guardchart._redact import scrub_bounded, scrub_capped
 from guardchart.gate import AGENT_REDACT_KEYS, error_text, scrub
-from guardchart.gate._redact import scrub_bounded, scrub_capped
 
 PEM = "-----BEGIN RSA PRIVATE KEY-----\nMIICANARYabc123\nCANARY\n-----END RSA PRIVATE KEY-----"
 SECRETS = {

@@ -6,6 +6,7 @@ executor accepts; `GuardSession` does both for frameworks that own their own loo
 
 from __future__ import annotations
 
+from guardchart._redact import AGENT_REDACT_KEYS, error_text, scrub
 from guardchart.errors import DecisionRefused
 from guardchart.gate._answers import (
     Answer,
@@ -49,7 +50,6 @@ from guardchart.gate._check import (
     Facts,
     check,
 )
-from guardchart.gate._redact import AGENT_REDACT_KEYS, error_text, scrub
 from guardchart.gate._registry import DEFAULT_MAX_OUTPUT_CHARS, ToolRegistry, tool_registry
 from guardchart.gate._rules import (
     ALL_TOOLS,

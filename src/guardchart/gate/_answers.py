@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from guardchart.gate._redact import scrub_text
+from guardchart._redact import scrub_text
 
 __all__ = ["Answer", "Outcome", "answer_from_row", "close_open", "closing_text", "follow"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from guardchart._redact import truncated
 from guardchart.errors import AgentConfigError, ToolDeniedError
 from guardchart.gate import _check
-from guardchart.gate._redact import truncated
 from guardchart.gate._rules import ALL_TOOLS, as_allowed
 from guardchart.gate._tools import (
     DEFAULT_TOOL_TIMEOUT_S,

@@ -13,6 +13,7 @@ from typing import Any
 
 from pydantic_core import to_json
 
+from guardchart._redact import error_text, scrub_bounded, scrub_capped, truncated
 from guardchart.errors import LedgerError, NotSentError, ToolDeniedError, ToolTimeoutError
 from guardchart.gate._answers import (
     EDITED_NOTE,
@@ -36,7 +37,6 @@ from guardchart.gate._authorise import (
 )
 from guardchart.gate._bodies import BodyQuit, BodyTimeout, run_async, run_sync
 from guardchart.gate._check import MISMATCH
-from guardchart.gate._redact import error_text, scrub_bounded, scrub_capped, truncated
 from guardchart.gate._tools import ToolCall, shown_name
 from guardchart.persistence import ReleaseReason
 

@@ -21,8 +21,6 @@ from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any
 
-import pydantic
-
 __all__ = ["AGENT_REDACT_KEYS", "MASK", "error_text", "scrub", "scrub_text"]
 
 MASK = "***"
@@ -240,10 +238,10 @@ class _Scrubber:
             return None
         if isinstance(value, Mapping):
             return self._pairs(value.items())
-        if isinstance(value, pydantic.SecretStr | pydantic.SecretBytes):
+        if isinstance(value, _pydantic("types", "SecretStr", "SecretBytes")):
             return None
-        if isinstance(value, pydantic.BaseModel):
-            extra = value.__pydantic_extra__ or {}
+        if isinstance(value, _pydantic("main", "BaseModel")):
+            extra = getattr(value, "__pydantic_extra__", None) or {}
             return self._pairs([*value.__dict__.items(), *extra.items()])
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             fields = dataclasses.fields(value)
@@ -322,6 +320,12 @@ class _Scrubber:
                 except (RecursionError, ValueError, TypeError):
                     return MASK
         return scrub_text(str(value), by_key=self.by_key)
+
+
+def _pydantic(module: str, *names: str) -> tuple[type, ...]:
+    """Classes of pydantic; none where it is not loaded, since then nothing is made of them."""
+    loaded = sys.modules.get(f"pydantic.{module}")
+    return tuple(kind for name in names if (kind := getattr(loaded, name, None)) is not None)
 
 
 def _a_set(items: list[Any]) -> set[Any]:
