@@ -40,6 +40,8 @@ if TYPE_CHECKING:
         SystemClock,
         create_machine,
     )
+    from guardchart.runtime._inspector import InspectorPlugin, read_recording
+    from guardchart.runtime._sinks import JsonLinesSink
 
 __version__ = "0.1.0"
 
@@ -48,7 +50,9 @@ __all__ = [
     "DoneEvent",
     "Event",
     "GuardchartError",
+    "InspectorPlugin",
     "Interpreter",
+    "JsonLinesSink",
     "Machine",
     "MachineLogic",
     "MissingExtraError",
@@ -66,6 +70,7 @@ __all__ = [
     "can",
     "create_machine",
     "initial_transition",
+    "read_recording",
     "transition",
 ]
 
@@ -74,7 +79,9 @@ _MODULES = {
     "DoneEvent": "kernel",
     "Event": "kernel",
     "GuardchartError": "errors",
+    "InspectorPlugin": "runtime._inspector",
     "Interpreter": "runtime",
+    "JsonLinesSink": "runtime._sinks",
     "Machine": "kernel",
     "MachineLogic": "runtime",
     "MissingExtraError": "errors",
@@ -92,6 +99,7 @@ _MODULES = {
     "can": "kernel",
     "create_machine": "runtime",
     "initial_transition": "kernel",
+    "read_recording": "runtime._inspector",
     "transition": "kernel",
 }
 

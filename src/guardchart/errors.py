@@ -21,6 +21,7 @@ __all__ = [
     "NotSentError",
     "NotSupportedError",
     "QueueFullError",
+    "RecordingError",
     "ServiceInterruptedError",
     "SnapshotDriftError",
     "SnapshotError",
@@ -75,6 +76,12 @@ class QueueFullError(GuardchartError):
     """An interpreter's bounded queue is full; the event was not accepted."""
 
     code = "queue-full"
+
+
+class RecordingError(GuardchartError, ValueError):
+    """A file is no recording of an inspector."""
+
+    code = "recording"
 
 
 class ServiceInterruptedError(GuardchartError):

@@ -26,7 +26,7 @@ from guardchart.kernel import (
 )
 from guardchart.runtime._clock import Clock, SystemClock
 from guardchart.runtime._logic import BeforeStep, Host, MachineLogic
-from guardchart.runtime._plugins import Plugins
+from guardchart.runtime._plugins import Plugins, with_installed
 from guardchart.runtime._services import Invocation
 
 __all__ = ["AnyEvent", "ENGINE", "Entry", "INSIDE", "InterpreterCore", "OUTSIDE", "Options"]
@@ -99,7 +99,8 @@ class InterpreterCore:
         self.max_queue = max_queue
         self.actors: dict[str, Any] = {}
         self.faults: list[BaseException] = []
-        self._plugins = Plugins(plugins)
+        # A child machine is given its parent's, the installed ones among them.
+        self._plugins = Plugins(plugins if parent is not None else with_installed(plugins))
         # Whether anybody looks at each step: a plugin, an observer, a parent.
         self._observed = bool(self._plugins.items)
         self._observers: tuple[Callable[[Any], None], ...] = ()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import threading
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -15,7 +16,7 @@ from guardchart.errors import NotSupportedError
 if TYPE_CHECKING:
     from guardchart.kernel import Event
 
-__all__ = ["HOOKS", "Plugin", "Plugins", "contained"]
+__all__ = ["HOOKS", "Plugin", "Plugins", "contained", "install", "uninstall", "with_installed"]
 
 _LOG = logging.getLogger("guardchart")
 
@@ -119,6 +120,38 @@ class Plugins:
         """Call ``hook`` of every plugin that has it; what one raises is logged, not raised."""
         for each in self._calls.get(hook, ()):
             contained(hook, each, *args)
+
+
+_installed: tuple[Any, ...] = ()
+_install_lock = threading.Lock()
+
+
+def install(plugin: Any) -> None:
+    """Attach a plugin to every interpreter made from now on; a second time changes nothing.
+
+    Raises:
+        NotSupportedError: One of its hooks is async.
+    """
+    global _installed
+    Plugins((plugin,))
+    with _install_lock:
+        if not any(each is plugin for each in _installed):
+            _installed = (*_installed, plugin)
+
+
+def uninstall(plugin: Any) -> None:
+    """Undo `install` for interpreters made from now on."""
+    global _installed
+    with _install_lock:
+        _installed = tuple(each for each in _installed if each is not plugin)
+
+
+def with_installed(plugins: Iterable[Any]) -> Iterable[Any]:
+    """The plugins of a root interpreter: its own, then the installed ones it does not name."""
+    if not _installed:
+        return plugins
+    own = tuple(plugins)
+    return own + tuple(each for each in _installed if not any(each is mine for mine in own))
 
 
 def _is_async(function: Any) -> bool:
