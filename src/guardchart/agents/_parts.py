@@ -87,7 +87,7 @@ class TextPart(_Part):
 
     Example:
         >>> TextPart(text="hello").to_json()
-        {'text': 'hello', 'type': 'text'}
+        {'type': 'text', 'text': 'hello'}
     """
 
     type: Literal["text"] = "text"
@@ -99,6 +99,10 @@ class ImagePart(_Part):
 
     Bytes become base64 text in JSON, and a URL may expire: whoever persists a context that holds
     either decides how it is kept. ``media_type`` is an IANA type such as ``"image/png"``.
+
+    Example:
+        >>> ImagePart(image="https://example.org/cat.png").media_type is None
+        True
     """
 
     type: Literal["image"] = "image"
@@ -107,7 +111,12 @@ class ImagePart(_Part):
 
 
 class FilePart(_Part):
-    """A file: bytes, base64 text or a URL, persisted as `ImagePart` says."""
+    """A file: bytes, base64 text or a URL, persisted as `ImagePart` says.
+
+    Example:
+        >>> FilePart(data=b"hi", media_type="text/plain").to_json()["data"]
+        'aGk='
+    """
 
     type: Literal["file"] = "file"
     data: Bytes
@@ -120,7 +129,7 @@ class ToolCallPart(_Part):
 
     Example:
         >>> ToolCallPart(tool_call_id="c1", tool_name="lookup", input={"id": 4}).to_json()
-        {'toolCallId': 'c1', 'toolName': 'lookup', 'input': {'id': 4}, 'type': 'tool-call'}
+        {'type': 'tool-call', 'toolCallId': 'c1', 'toolName': 'lookup', 'input': {'id': 4}}
     """
 
     type: Literal["tool-call"] = "tool-call"
@@ -130,7 +139,12 @@ class ToolCallPart(_Part):
 
 
 class TextOutput(Wire):
-    """A tool's result as text."""
+    """A tool's result as text.
+
+    Example:
+        >>> TextOutput(value="shipped").to_json()
+        {'type': 'text', 'value': 'shipped'}
+    """
 
     model_config = ConfigDict(extra="allow")
 
@@ -139,7 +153,12 @@ class TextOutput(Wire):
 
 
 class JsonOutput(Wire):
-    """A tool's result as JSON."""
+    """A tool's result as JSON.
+
+    Example:
+        >>> JsonOutput(value={"state": "shipped"}).to_json()
+        {'type': 'json', 'value': {'state': 'shipped'}}
+    """
 
     model_config = ConfigDict(extra="allow")
 
@@ -148,7 +167,12 @@ class JsonOutput(Wire):
 
 
 class ErrorTextOutput(Wire):
-    """A tool's failure as text."""
+    """A tool's failure as text.
+
+    Example:
+        >>> ErrorTextOutput(value="no such order").to_json()
+        {'type': 'error-text', 'value': 'no such order'}
+    """
 
     model_config = ConfigDict(extra="allow")
 
@@ -157,7 +181,12 @@ class ErrorTextOutput(Wire):
 
 
 class ErrorJsonOutput(Wire):
-    """A tool's failure as JSON."""
+    """A tool's failure as JSON.
+
+    Example:
+        >>> ErrorJsonOutput(value={"code": 404}).to_json()
+        {'type': 'error-json', 'value': {'code': 404}}
+    """
 
     model_config = ConfigDict(extra="allow")
 
@@ -172,7 +201,12 @@ ContentPart = Annotated[
 
 
 class ContentOutput(Wire):
-    """A tool's result made of text and images."""
+    """A tool's result made of text and images.
+
+    Example:
+        >>> ContentOutput(value=[TextPart(text="a cat")]).value[0].text
+        'a cat'
+    """
 
     model_config = ConfigDict(extra="allow")
 
@@ -225,14 +259,24 @@ AssistantPart = Annotated[
 
 
 class SystemMessage(_Part):
-    """Instructions; text only."""
+    """Instructions; text only.
+
+    Example:
+        >>> SystemMessage(content="Be brief.").role
+        'system'
+    """
 
     role: Literal["system"] = "system"
     content: StrictStr
 
 
 class UserMessage(_Part):
-    """What a user says: text, or parts of text, images and files."""
+    """What a user says: text, or parts of text, images and files.
+
+    Example:
+        >>> UserMessage(content=[TextPart(text="hello")]).content[0].text
+        'hello'
+    """
 
     role: Literal["user"] = "user"
     content: Annotated[
@@ -245,6 +289,10 @@ class AssistantMessage(_Part):
     """What the model says: text, or parts of text, files, tool calls and their results.
 
     Results stand here only where the provider itself ran the tool.
+
+    Example:
+        >>> AssistantMessage(content="Done.").to_json()
+        {'role': 'assistant', 'content': 'Done.'}
     """
 
     role: Literal["assistant"] = "assistant"
@@ -255,7 +303,14 @@ class AssistantMessage(_Part):
 
 
 class ToolMessage(_Part):
-    """Results of tool calls."""
+    """Results of tool calls.
+
+    Example:
+        >>> result = ToolResultPart(tool_call_id="c1", tool_name="lookup",
+        ...                         output=TextOutput(value="shipped"))
+        >>> ToolMessage(content=[result]).role
+        'tool'
+    """
 
     role: Literal["tool"] = "tool"
     content: list[ToolResultPart]
@@ -294,7 +349,7 @@ def system_message(
 
     Example:
         >>> system_message("Be brief.").to_json()
-        {'content': 'Be brief.', 'role': 'system'}
+        {'role': 'system', 'content': 'Be brief.'}
     """
     return _made(SystemMessage, content, provider_options)
 

@@ -147,6 +147,12 @@ class DecisionAttempt(Wire):
         failure: ``"unknown-event"``: not one of the candidates. ``"invalid-payload"``: the
             payload does not fit. ``"rejected-by-guard"``: the chart does not take it now.
         reason: Why, in words a model can use; names declared fields only.
+
+    Example:
+        >>> attempt = DecisionAttempt(event={"type": "HEAL"}, failure="rejected-by-guard",
+        ...                           reason="the chart does not take it now")
+        >>> attempt.failure
+        'rejected-by-guard'
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -191,6 +197,10 @@ class AgentUserInput(Wire):
         prompt: What to ask.
         input_schema: JSON Schema of the answer, where one is expected.
         metadata: The host's own.
+
+    Example:
+        >>> AgentUserInput(id="ask", prompt="Which colour?").to_json()
+        {'id': 'ask', 'prompt': 'Which colour?'}
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -241,6 +251,10 @@ class AgentExecutorInfo:
     Attributes:
         on_chunk: Call it with each piece of text as it arrives; None where nobody listens.
         signal: Set when the answer is not wanted any more; None where nothing can end it.
+
+    Example:
+        >>> AgentExecutorInfo(on_chunk=print).signal is None
+        True
     """
 
     on_chunk: Callable[[str], None] | None = None
