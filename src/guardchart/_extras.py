@@ -18,6 +18,7 @@ from types import ModuleType
 from guardchart.errors import MissingExtraError
 
 __all__ = [
+    "LANGCHAIN_TESTED",
     "LANGGRAPH_TESTED",
     "PYDANTIC_AI_TESTED",
     "check_version",
@@ -29,6 +30,9 @@ __all__ = [
 
 LANGGRAPH_TESTED = ">=1.0,<2.0"
 """The LangGraph releases that the LangGraph bridge is tested with."""
+
+LANGCHAIN_TESTED = ">=1.0,<2.0"
+"""The langchain-core releases that the LangChain bridge is tested with."""
 
 PYDANTIC_AI_TESTED = ">=2.0,<3"
 """The pydantic-ai releases that the pydantic-ai bridge is tested with."""

@@ -16,7 +16,8 @@ from langchain_core.messages import (
 )
 
 from guardchart.errors import AgentConfigError
-from guardchart.langgraph._messages import Conversation, from_compact, to_compact
+from guardchart.langchain._messages import from_compact, to_compact
+from guardchart.langgraph._messages import Conversation
 
 CALL = {"id": "c1", "name": "lookup", "arguments": {"order_id": 42}}
 PAIRS: list[tuple[dict[str, Any], BaseMessage]] = [

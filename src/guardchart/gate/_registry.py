@@ -8,6 +8,7 @@ from typing import Any
 from guardchart._redact import truncated
 from guardchart.errors import AgentConfigError, ToolDeniedError
 from guardchart.gate import _check
+from guardchart.gate._foreign import adapted
 from guardchart.gate._rules import ALL_TOOLS, as_allowed
 from guardchart.gate._tools import (
     DEFAULT_TOOL_TIMEOUT_S,
@@ -129,7 +130,7 @@ def tool_registry(
     """Build the registry of an application's tools.
 
     Args:
-        fns: functions, `Tool` objects or other registries.
+        fns: functions, `Tool` objects, LangChain tools, or other registries.
         timeout_s: seconds, for tools that set none.
         side_effect: for tools that do not say.
         max_output_chars: where a tool's output is cut, in characters.
@@ -159,6 +160,8 @@ def tool_registry(
             tools.extend(item)
         elif isinstance(item, Tool):
             tools.append(item._with_defaults(default, side_effect))
+        elif (foreign := adapted(item)) is not None:
+            tools.append(foreign._with_defaults(default, side_effect))
         elif callable(item) and not isinstance(item, type):
             tools.append(tool(item)._with_defaults(default, side_effect))
         else:

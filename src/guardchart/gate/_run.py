@@ -110,7 +110,7 @@ class _Run:
             if not auth.enter():
                 raise _NotEntered
             return self.body(arguments)
-        args, kwargs = auth.tool.shape.bind(auth.text, auth.idempotency_key)
+        args, kwargs = auth.tool.shape.bind(auth.text, auth.idempotency_key, auth.call.id)
         if not auth.enter():
             raise _NotEntered
         return auth.tool.fn(*args, **kwargs)

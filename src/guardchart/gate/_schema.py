@@ -24,7 +24,14 @@ from pydantic_core import to_json
 from guardchart.errors import AgentConfigError, MissingExtraError
 from guardchart.gate._arguments import ArgumentsRefused, canonical, encode
 
-__all__ = ["DocumentShape", "IdempotencyKey", "Shape", "SignatureShape", "signature_shape"]
+__all__ = [
+    "DocumentShape",
+    "IdempotencyKey",
+    "Shape",
+    "SignatureShape",
+    "model_shape",
+    "signature_shape",
+]
 
 
 class IdempotencyKey(str):
@@ -57,7 +64,7 @@ class Shape(Protocol):
     def load(self, arguments: dict[str, Any], raw: bytes) -> tuple[dict[str, Any], str]:
         """Validate admitted arguments; return the canonical ones and their text."""
 
-    def bind(self, text: str, key: str) -> tuple[list[Any], dict[str, Any]]:
+    def bind(self, text: str, key: str, call_id: str = "") -> tuple[list[Any], dict[str, Any]]:
         """Return the positional and keyword arguments for the function's body."""
 
 
@@ -249,7 +256,7 @@ class SignatureShape:
             raise ArgumentsRefused("the tool's validators change a value each time it is read")
         return out, text
 
-    def bind(self, text: str, key: str) -> tuple[list[Any], dict[str, Any]]:
+    def bind(self, text: str, key: str, call_id: str = "") -> tuple[list[Any], dict[str, Any]]:
         """Return fresh Python values for the function, read from canonical text."""
         values = self._read(text)
         named = {name: getattr(values, field) for name, field in self._fields.items()}
@@ -335,23 +342,46 @@ def signature_shape(fn: Callable[..., Any], tool: str) -> SignatureShape:
         definitions[field] = (annotation, default)
     try:
         model = pydantic.create_model(f"{tool}_arguments", __config__=_CONFIG, **definitions)
-        parameters = _tidy(model.model_json_schema(by_alias=True, schema_generator=_Schema))
     except Exception as exc:
-        raise AgentConfigError(
-            f"{label}: a parameter's type cannot be carried by JSON ({type(exc).__name__})"
-        ) from exc
+        raise _not_json(label, exc) from exc
+    parameters = _parameters(model, label)
+    for name, parameter in signature.parameters.items():
+        if name in fields and parameter.default is not parameter.empty:
+            _check_default(label, name, hints[name], parameter.default)
+    return SignatureShape(model, fields, tuple(positional), tuple(keys), parameters)
+
+
+def model_shape(model: type[pydantic.BaseModel], tool: str) -> SignatureShape:
+    """Build the strict shape of arguments that a pydantic model describes.
+
+    Raises:
+        AgentConfigError: a field has a type that JSON cannot carry, or hides its value.
+    """
+    fields = {name: name for name in model.model_fields}
+    return SignatureShape(model, fields, (), (), _parameters(model, f"tool {tool!r}"))
+
+
+def _parameters(model: type[pydantic.BaseModel], label: str) -> dict[str, Any]:
+    try:
+        schema = model.model_json_schema(by_alias=True, schema_generator=_Schema)
+    except Exception as exc:
+        raise _not_json(label, exc) from exc
+    parameters: dict[str, Any] = _tidy(schema)
     if _holds_secret(parameters):
         raise AgentConfigError(
             f"{label}: a parameter is a SecretStr or SecretBytes, whose value is never shown, so "
             "nobody could approve what runs; keep secrets in the tool's closure"
         )
-    for name, parameter in signature.parameters.items():
-        if name in fields and parameter.default is not parameter.empty:
-            _check_default(label, name, hints[name], parameter.default)
     parameters.pop("description", None)
     parameters.setdefault("properties", {})
     parameters["additionalProperties"] = False
-    return SignatureShape(model, fields, tuple(positional), tuple(keys), parameters)
+    return parameters
+
+
+def _not_json(label: str, exc: Exception) -> AgentConfigError:
+    return AgentConfigError(
+        f"{label}: a parameter's type cannot be carried by JSON ({type(exc).__name__})"
+    )
 
 
 def _holds_secret(schema: Any) -> bool:
@@ -457,6 +487,6 @@ class DocumentShape:
             raise ArgumentsRefused("; ".join(parts))
         return arguments, text
 
-    def bind(self, text: str, key: str) -> tuple[list[Any], dict[str, Any]]:
+    def bind(self, text: str, key: str, call_id: str = "") -> tuple[list[Any], dict[str, Any]]:
         """Return the arguments as keywords."""
         return [], json.loads(text)

@@ -12,6 +12,7 @@ import pydantic
 
 from guardchart.errors import AgentConfigError, ToolDeniedError
 from guardchart.gate._arguments import MAX_ARGUMENT_BYTES, ArgumentsRefused, admit
+from guardchart.gate._foreign import adapted
 from guardchart.gate._schema import DocumentShape, Shape, signature_shape
 
 __all__ = [
@@ -277,7 +278,8 @@ def tool(
 
     Args:
         fn: a plain or async function. Every parameter is annotated; one annotated
-            `IdempotencyKey` is filled in by the gate and hidden from the model.
+            `IdempotencyKey` is filled in by the gate and hidden from the model. Or a LangChain
+            ``BaseTool``, whose schema is taken as it is.
         timeout_s: seconds the body may take; None takes the registry's.
         side_effect: True asks a human for each call; None takes the registry's.
         name: the name a model calls it by; None takes the function's.
@@ -299,6 +301,18 @@ def tool(
     >>> tool(refund, timeout_s=10, side_effect=True).schema()["description"]
     'Refund an order.'
     """
+    foreign = adapted(
+        fn,
+        timeout_s=timeout_s,
+        side_effect=side_effect,
+        name=name,
+        description=description,
+        trusted=trusted,
+        sequential=sequential,
+        requires_approval=requires_approval,
+    )
+    if foreign is not None:
+        return foreign  # type: ignore[no-any-return]
     if isinstance(fn, Tool) or not callable(fn):
         inner = " (its .func)" if callable(getattr(fn, "func", None)) else ""
         raise AgentConfigError(f"tool(): {type(fn).__name__} is not a tool; pass a function{inner}")

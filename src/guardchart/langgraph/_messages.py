@@ -14,88 +14,13 @@ from langchain_core.messages import (
     AIMessage,
     BaseMessage,
     HumanMessage,
-    SystemMessage,
-    ToolMessage,
     convert_to_messages,
 )
 
 from guardchart.errors import AgentConfigError
+from guardchart.langchain._messages import from_compact, text_of_blocks, to_compact
 
-__all__ = ["Conversation", "from_compact", "to_compact"]
-
-_ROLES = {"human": "user", "ai": "assistant", "tool": "tool", "system": "system"}
-_BLOCKS = {"image": "image", "image_url": "image", "audio": "audio", "video": "video"}
-# What providers put beside the text of an answer; its calls are read from `tool_calls`.
-_SILENT = frozenset({"tool_use", "tool_call", "thinking", "reasoning", "redacted_thinking"})
-
-
-def to_compact(message: BaseMessage) -> dict[str, Any]:
-    """Return a LangChain message in the compact form.
-
-    Raises:
-        AgentConfigError: Its type has no place in a conversation with a model.
-
-    Example:
-        >>> to_compact(HumanMessage("hi"))
-        {'role': 'user', 'content': 'hi'}
-    """
-    role = _ROLES.get(message.type.removesuffix("MessageChunk").lower())
-    if role is None:
-        raise AgentConfigError(
-            f"messages_key: a {type(message).__name__} has no place in the conversation; "
-            "human, AI, tool and system messages have"
-        )
-    content = message.content
-    compact: dict[str, Any] = {
-        "role": role,
-        "content": content if type(content) is str else _text(content),
-    }
-    if role == "assistant":
-        calls = message.tool_calls  # type: ignore[attr-defined]
-        if calls:
-            compact["content"] = compact["content"] or None
-            compact["tool_calls"] = [
-                {"id": call["id"] or "", "name": call["name"], "arguments": call["args"]}
-                for call in calls
-            ]
-    elif role == "tool":
-        compact["tool_call_id"] = message.tool_call_id  # type: ignore[attr-defined]
-        if message.name:
-            compact["name"] = message.name
-    return compact
-
-
-def from_compact(compact: Mapping[str, Any], id: str) -> BaseMessage:
-    """Return a compact message as the LangChain message of its role.
-
-    Args:
-        compact: One entry of the chart's ``messages``.
-        id: The id the message gets in the channel.
-    """
-    role, content = compact.get("role"), compact.get("content")
-    if content is None:
-        content = ""
-    if role == "assistant":
-        calls = [
-            {
-                "id": call.get("id"),
-                "name": call.get("name") or "",
-                "args": _arguments(call.get("arguments")),
-                "type": "tool_call",
-            }
-            for call in compact.get("tool_calls") or ()
-        ]
-        return AIMessage(content=content, id=id, tool_calls=calls)
-    if role == "tool":
-        return ToolMessage(
-            content=content,
-            id=id,
-            tool_call_id=compact.get("tool_call_id") or "",
-            name=compact.get("name"),
-        )
-    if role == "system":
-        return SystemMessage(content=content, id=id)
-    return HumanMessage(content=content, id=id)
+__all__ = ["Conversation"]
 
 
 class Conversation:
@@ -173,7 +98,7 @@ def _compacted(channel: Sequence[Any]) -> tuple[Sequence[BaseMessage], list[dict
             compact.append(
                 {
                     "role": "user" if kind is HumanMessage else "assistant",
-                    "content": content if type(content) is str else _text(content),
+                    "content": content if type(content) is str else text_of_blocks(content),
                 }
             )
         elif isinstance(message, BaseMessage):
@@ -201,23 +126,6 @@ def _after_the_last(kept: Sequence[Any], after: Sequence[Mapping[str, Any]]) -> 
         if after[index].get("role") == "user":
             return index
     return 0
-
-
-def _text(blocks: Any) -> str:
-    """The text of a message made of blocks; another kind of block is named, not carried."""
-    parts = []
-    for each in blocks:
-        kind = "text" if isinstance(each, str) else each.get("type")
-        text = each if isinstance(each, str) else each.get("text")
-        if kind == "text" and isinstance(text, str):
-            parts.append(text)
-        elif kind not in _SILENT:
-            parts.append(f"[{_BLOCKS.get(kind, 'attachment')}]")
-    return "".join(parts)
-
-
-def _arguments(value: Any) -> dict[str, Any]:
-    return dict(value) if isinstance(value, Mapping) else {"__unparseable__": str(value)}
 
 
 def _converted(channel: Sequence[Any]) -> list[BaseMessage]:
