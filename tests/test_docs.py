@@ -71,6 +71,12 @@ def _require(text: str) -> None:
                 pytest.skip(f"needs {module}")
 
 
+def _lend_database(source: str, names: dict[str, object], request: pytest.FixtureRequest) -> None:
+    """Give code that speaks of ``postgres_dsn`` an empty database of its own."""
+    if "postgres_dsn" in source:
+        names["postgres_dsn"] = request.getfixturevalue("postgres_database")
+
+
 def _run_doctest(test: doctest.DocTest) -> None:
     said: list[str] = []
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
@@ -83,7 +89,7 @@ def _run_doctest(test: doctest.DocTest) -> None:
 
 @pytest.mark.parametrize("page", _with_python(PAGES), ids=_name)
 def test_python_fences_of_a_page_run(
-    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     text = page.read_text(encoding="utf-8")
     _require(text)
@@ -91,6 +97,7 @@ def test_python_fences_of_a_page_run(
     # A real module: frameworks look functions' annotations up in sys.modules.
     module = types.ModuleType("docs_page")
     monkeypatch.setitem(sys.modules, module.__name__, module)
+    _lend_database(text, module.__dict__, request)
     for fence in fences(text):
         if fence.language != "python":
             continue
@@ -165,7 +172,9 @@ def _module_names() -> list[str]:
 
 
 @pytest.mark.parametrize("name", _module_names())
-def test_docstring_examples_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_docstring_examples_run(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
     try:
         module = importlib.import_module(name)
     except MissingExtraError as exc:
@@ -173,6 +182,7 @@ def test_docstring_examples_run(name: str, tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     for test in doctest.DocTestFinder(exclude_empty=True).find(module):
         if test.examples:
+            _lend_database(test.docstring or "", test.globs, request)
             _run_doctest(test)
 
 

@@ -1,9 +1,14 @@
 """Ledgers: what makes a call enter at most once, whatever is retried, forked or restarted.
 
-``InMemoryLedger`` is the default, one a process; ``SQLiteLedger`` survives the process.
+``InMemoryLedger`` is the default, one a process; ``SQLiteLedger`` survives the process, and
+``PostgresLedger`` serves several machines. The names that need psycopg are loaded when they are
+first used: ``pip install "guardchart[postgres]"``.
 """
 
 from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from guardchart.persistence._ledger import Ledger, Rows
 from guardchart.persistence._memory import InMemoryLedger, default_ledger
@@ -24,6 +29,9 @@ from guardchart.persistence._rows import (
 from guardchart.persistence._sqlite import SQLiteLedger
 from guardchart.persistence._verbs import RuleLedger
 
+if TYPE_CHECKING:
+    from guardchart.persistence._postgres_ledger import PostgresLedger
+
 __all__ = [
     "APPROVAL_TTL_S",
     "Claim",
@@ -32,6 +40,7 @@ __all__ = [
     "InMemoryLedger",
     "Ledger",
     "MAX_NOT_SENT",
+    "PostgresLedger",
     "Proposal",
     "ReleaseReason",
     "Row",
@@ -45,3 +54,18 @@ __all__ = [
     "owner_alive",
     "owner_id",
 ]
+
+_POSTGRES = {"PostgresLedger": "_postgres_ledger"}
+
+
+def __getattr__(name: str) -> Any:
+    module = _POSTGRES.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
