@@ -101,14 +101,14 @@ def test_a_deferred_ledger_says_so_when_its_saver_or_loop_is_gone() -> None:
         ledger.pending("t")
 
 
-class PostgresSaver:
+class RedisSaver:
     """Stands for a saver of another database."""
 
 
 @pytest.mark.parametrize(
     ("saver", "says"),
     [
-        (PostgresSaver(), "a Ledger of your own on that database"),
+        (RedisSaver(), r"SQLiteLedger\(path\) or PostgresLedger\(dsn\), as ledger="),
         (None, "no checkpointer; pass the saver itself"),
         (True, "no checkpointer; pass the saver itself"),
         (InMemorySaver, "from a class"),

@@ -188,6 +188,14 @@ def test_the_sqlite_ledger_follows_the_traces(tmp_path):
     assert sum(seen.values()) > 300
 
 
+def test_the_postgres_ledger_follows_the_traces(postgres_database):
+    from guardchart.persistence import PostgresLedger
+
+    with PostgresLedger(postgres_database) as ledger:
+        seen = drive(ledger, Rules(), walks=4, seed=9)
+    assert sum(seen.values()) > 80
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3, 8))
 def test_both_ledgers_follow_many_traces(tmp_path, seed):

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from guardchart.errors import AgentConfigError
+from guardchart.errors import AgentConfigError, StoreError
 from guardchart.persistence import InMemoryLedger, SQLiteLedger
 
 if TYPE_CHECKING:
@@ -15,7 +18,31 @@ if TYPE_CHECKING:
 
 __all__ = ["DeferredLedger", "ledger_for"]
 
-_FILE = "pragma database_list"
+_FILE: Final = "pragma database_list"
+
+# The schema in which the checkpoints are, or will be once `setup` has run.
+_SCHEMA: Final = (
+    "SELECT coalesce((SELECT nspname FROM pg_class JOIN pg_namespace ON relnamespace = "
+    "pg_namespace.oid WHERE pg_class.oid = to_regclass('checkpoints')), current_schema())::text"
+)
+
+_SYNC_POSTGRES: Final = frozenset(
+    {
+        "langgraph.checkpoint.postgres.PostgresSaver",
+        "langgraph.checkpoint.postgres.shallow.ShallowPostgresSaver",
+    }
+)
+_ASYNC_POSTGRES: Final = frozenset(
+    {
+        "langgraph.checkpoint.postgres.aio.AsyncPostgresSaver",
+        "langgraph.checkpoint.postgres.shallow.AsyncShallowPostgresSaver",
+    }
+)
+
+_INSTEAD: Final = "or pass PostgresLedger(dsn) as ledger="
+
+_Maker: TypeAlias = Callable[[], Any]
+"""Opens the ledger that was found; may block."""
 
 _lock = threading.Lock()
 _known: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
@@ -25,18 +52,21 @@ def ledger_for(checkpointer: Any) -> Ledger:
     """Return the ledger that lives as long, and in the same place, as a checkpointer.
 
     Args:
-        checkpointer: LangGraph's ``InMemorySaver``, ``SqliteSaver`` or ``AsyncSqliteSaver``.
+        checkpointer: LangGraph's ``InMemorySaver``, ``SqliteSaver``, ``AsyncSqliteSaver``,
+            ``PostgresSaver`` or ``AsyncPostgresSaver``, whether it holds a connection, one in
+            pipeline mode, or a pool.
 
     Returns:
         For an in-memory saver, or a SQLite one on an in-memory database, an
-        ``InMemoryLedger``. For a SQLite file a ``SQLiteLedger`` on a connection of its own to
-        that file, its table beside the checkpoints. An ``AsyncSqliteSaver`` need not be open
-        yet: its file is looked up when the ledger is first used. The same saver always gets
-        the same ledger, which does not keep the saver alive.
+        ``InMemoryLedger``. For a SQLite file a ``SQLiteLedger``, for PostgreSQL a
+        ``PostgresLedger``, on connections of its own to the same database, its table beside
+        the checkpoints. An async saver's database is looked up when the ledger is first used.
+        The same saver always gets the same ledger, which does not keep the saver alive.
 
     Raises:
-        AgentConfigError: No ledger can be derived from this object; the message says what to
-            pass instead. Nothing was opened.
+        AgentConfigError: No ledger can be derived from this object, or its database cannot be
+            reached as it reaches it; the message says what to pass instead. Nothing was
+            written.
 
     Example:
         >>> from langgraph.checkpoint.memory import InMemorySaver
@@ -62,39 +92,111 @@ def _make(checkpointer: Any) -> Any:
         return InMemoryLedger()
     if "langgraph.checkpoint.sqlite.SqliteSaver" in names:
         with checkpointer.cursor(transaction=False) as cursor:
-            return _open(cursor.execute(_FILE).fetchall())
+            return _beside_file(cursor.execute(_FILE).fetchall())()
+    if names & _SYNC_POSTGRES:
+        return _beside_tables(checkpointer)()
     if "langgraph.checkpoint.sqlite.aio.AsyncSqliteSaver" in names:
-        return DeferredLedger(checkpointer)
+        return DeferredLedger(checkpointer, _beside_file_async)
+    if names & _ASYNC_POSTGRES:
+        return DeferredLedger(checkpointer, _beside_tables_async)
     raise _unknown(checkpointer)
-
-
-def _open(databases: list[Any]) -> Any:
-    """The ledger for ``pragma database_list``: rows of number, name and file."""
-    file = next((row[2] for row in databases if row[1] == "main"), None)
-    return SQLiteLedger(file) if file else InMemoryLedger()
 
 
 def _unknown(checkpointer: Any) -> AgentConfigError:
     kind = "a class" if isinstance(checkpointer, type) else f"a {type(checkpointer).__name__}"
-    hint = "a Ledger of your own, e.g. SQLiteLedger(path), as ledger="
-    if "postgres" in f"{type(checkpointer).__module__}.{type(checkpointer).__name__}".lower():
-        # A psycopg connection does not give its password back, so nothing can be derived here.
-        hint = "a Ledger of your own on that database, or SQLiteLedger(path), as ledger="
-    elif checkpointer is None or isinstance(checkpointer, bool):
+    hint = "a Ledger of your own, e.g. SQLiteLedger(path) or PostgresLedger(dsn), as ledger="
+    if checkpointer is None or isinstance(checkpointer, bool):
         kind = "no checkpointer"
         hint = "the saver itself, the one given to compile(checkpointer=...)"
     return AgentConfigError(f"ledger_for: cannot derive a ledger from {kind}; pass {hint}")
 
 
+# SQLite
+
+
+def _beside_file(databases: list[Any]) -> _Maker:
+    """The ledger for ``pragma database_list``: rows of number, name and file."""
+    file = next((row[2] for row in databases if row[1] == "main"), None)
+    return functools.partial(SQLiteLedger, file) if file else InMemoryLedger
+
+
+async def _beside_file_async(saver: Any) -> _Maker:
+    await saver.setup()
+    async with saver.conn.execute(_FILE) as cursor:
+        return _beside_file(list(await cursor.fetchall()))
+
+
+# PostgreSQL. The saver's own connection says how it was made, password included, and sees the
+# schema that its `search_path` leads to, whoever set it. A pool is asked through one of its
+# connections, since its arguments may be functions.
+
+
+def _beside_tables(saver: Any) -> _Maker:
+    with contextlib.ExitStack() as stack, _reaching(saver):
+        stack.enter_context(saver.lock)
+        connection = saver.conn
+        if not hasattr(connection, "execute"):
+            connection = stack.enter_context(connection.connection())
+        found = connection.execute(_SCHEMA).fetchone()
+        if saver.pipe is not None:  # or the question's transaction stays open
+            saver.pipe.sync()
+        return _like(connection, found)
+
+
+async def _beside_tables_async(saver: Any) -> _Maker:
+    async with contextlib.AsyncExitStack() as stack:
+        stack.enter_context(_reaching(saver))
+        await stack.enter_async_context(saver.lock)
+        connection = saver.conn
+        if not hasattr(connection, "execute"):
+            connection = await stack.enter_async_context(connection.connection())
+        cursor = await connection.execute(_SCHEMA)
+        found = await cursor.fetchone()
+        if saver.pipe is not None:
+            await saver.pipe.sync()
+        return _like(connection, found)
+
+
+def _like(connection: Any, found: Any) -> _Maker:
+    # The saver has brought psycopg along.
+    from guardchart.persistence._postgres import like
+    from guardchart.persistence._postgres_ledger import PostgresLedger
+
+    connect = like(connection)
+    (schema,) = found.values() if isinstance(found, dict) else found
+
+    def make() -> Any:
+        try:
+            return PostgresLedger(connect, schema=schema)
+        except StoreError as error:
+            raise AgentConfigError(f"ledger_for: {error}; {_INSTEAD}") from error
+
+    return make
+
+
+@contextlib.contextmanager
+def _reaching(saver: Any) -> Any:
+    try:
+        yield
+    except Exception as error:
+        raise AgentConfigError(
+            f"ledger_for: the {type(saver).__name__}'s database does not answer "
+            f"({type(error).__name__}); use it while the saver is open; {_INSTEAD}"
+        ) from error
+
+
 class DeferredLedger:
-    """The ledger beside an ``AsyncSqliteSaver``, found when it is first needed.
+    """The ledger beside an async saver, found when it is first needed.
 
     Every attribute is the real ledger's. ``aresolve`` finds it from the saver's event loop,
     which `statechart_node` awaits; any other thread may simply use a verb.
     """
 
-    def __init__(self, saver: Any) -> None:
+    def __init__(self, saver: Any, find: Callable[[Any], Any]) -> None:
         self._saver = weakref.ref(saver)
+        self._kind = type(saver).__name__
+        self._find = find
+        self._making = threading.Lock()
         self._ledger: Any = None
 
     @property
@@ -107,12 +209,13 @@ class DeferredLedger:
         if self._ledger is None:
             saver = self._alive()
             if asyncio.get_running_loop() is saver.loop:
-                rows = await _databases(saver)
+                maker = await self._find(saver)
             else:
-                _check_running(saver)
-                future = asyncio.run_coroutine_threadsafe(_databases(saver), saver.loop)
-                rows = await asyncio.wrap_future(future)
-            self._keep(rows)
+                self._check_running(saver)
+                future = asyncio.run_coroutine_threadsafe(self._find(saver), saver.loop)
+                maker = await asyncio.wrap_future(future)
+            del saver
+            await asyncio.to_thread(self._keep, maker)
         return self._ledger
 
     def resolve(self) -> Any:
@@ -130,17 +233,24 @@ class DeferredLedger:
                 here = False
             if here:
                 raise AgentConfigError(
-                    "ledger_for: the ledger of an AsyncSqliteSaver was first used inside its own "
+                    f"ledger_for: the ledger of an {self._kind} was first used inside its own "
                     "event loop; run the graph with ainvoke, or `await ledger.aresolve()` once"
                 )
-            _check_running(saver)
-            self._keep(asyncio.run_coroutine_threadsafe(_databases(saver), saver.loop).result())
+            self._check_running(saver)
+            self._keep(asyncio.run_coroutine_threadsafe(self._find(saver), saver.loop).result())
         return self._ledger
 
-    def _keep(self, rows: list[Any]) -> None:
-        with _lock:
+    def _keep(self, maker: _Maker) -> None:
+        with self._making:
             if self._ledger is None:
-                self._ledger = _open(rows)
+                self._ledger = maker()
+
+    def _check_running(self, saver: Any) -> None:
+        if not saver.loop.is_running():  # whatever is handed to it would wait for ever
+            raise AgentConfigError(
+                f"ledger_for: the event loop of the {self._kind} does not run; "
+                "use the ledger while the saver is open"
+            )
 
     def _alive(self) -> Any:
         saver = self._saver()
@@ -152,17 +262,3 @@ class DeferredLedger:
         if name.startswith("__"):
             raise AttributeError(name)
         return getattr(self.resolve(), name)
-
-
-def _check_running(saver: Any) -> None:
-    if not saver.loop.is_running():  # whatever is handed to it would wait for ever
-        raise AgentConfigError(
-            "ledger_for: the event loop of the AsyncSqliteSaver does not run; "
-            "use the ledger while the saver is open"
-        )
-
-
-async def _databases(saver: Any) -> list[Any]:
-    await saver.setup()
-    async with saver.conn.execute(_FILE) as cursor:
-        return list(await cursor.fetchall())

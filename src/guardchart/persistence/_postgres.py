@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     Cursor = psycopg.Cursor[tuple[Any, ...]]
     Source = str | Callable[[], Connection] | psycopg_pool.ConnectionPool[Any]
 
-__all__ = ["Database", "key", "lock_key"]
+__all__ = ["Database", "READ", "key", "like", "lock_key"]
 
 READ: Final = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 
@@ -285,6 +285,17 @@ class Database:
             insert = self.sql("INSERT INTO {t}guardchart_schema VALUES (%s, %s)")
             cursor.execute(insert, (self._part, self._version))
             return self._version
+
+
+def like(connection: Connection | psycopg.AsyncConnection[Any]) -> Callable[[], Connection]:
+    """Return a function that opens connections as this one was opened, password included."""
+    parameters: dict[str, Any] = {
+        "fallback_application_name": "guardchart",
+        **connection.info.get_parameters(),
+        "password": connection.info.password or None,
+        "prepare_threshold": connection.prepare_threshold,
+    }
+    return lambda: psycopg.connect(**parameters, autocommit=True)
 
 
 def _opener(dsn: str, timeout_s: float, part: str) -> Callable[[], Connection]:
