@@ -7,12 +7,13 @@ stories are our own.
 from __future__ import annotations
 
 import asyncio
+import sys
 from typing import Annotated, Any, TypedDict
 
 import pytest
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
-from guardchart import Interpreter, SyncInterpreter, create_machine
+from guardchart import Interpreter, MachineLogic, SyncInterpreter, create_machine
 from guardchart.agents import (
     FakeModel,
     agent_logic,
@@ -20,8 +21,10 @@ from guardchart.agents import (
     pending_approval,
     run_agent,
     run_agent_sync,
+    structured_output,
     tool,
     tool_registry,
+    validate_structured,
 )
 
 KINDS = pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
@@ -79,6 +82,110 @@ def test_structured_output() -> None:
     res = run_agent_sync(model=model, prompt="Next S3?", output_model=Departure)
     assert res.output == {"line": "S3", "minutes": 4.0}
     assert res.context["output_retries"] == 1 and res.usage["turns"] == 2
+
+
+class Line(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    line: str = Field(min_length=1, max_length=100)
+
+
+class Leg(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    origin: str
+    target: str
+
+
+class Agreed(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    agreed: bool
+
+
+def _asking(state: str, schema: str, following: str) -> dict[str, Any]:
+    return {
+        "meta": {"output_model": f"journey_forms:{schema}"},
+        "invoke": {
+            "src": "callModel",
+            "onDone": [
+                {
+                    "guard": "outputValid",
+                    "target": following,
+                    "actions": ["recordModelResponse", "storeResult", "keep"],
+                },
+                {
+                    "guard": "canRetryOutput",
+                    "target": state,
+                    "reenter": True,
+                    "actions": ["recordModelResponse", "retryOutput"],
+                },
+                {"target": "error", "actions": ["recordModelResponse", "failOutput"]},
+            ],
+        },
+    }
+
+
+def test_structured_output_per_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "journey_forms", sys.modules[__name__])
+    chart = {
+        "id": "planner",
+        "initial": "ask_line",
+        "context": {
+            "messages": [],
+            "form": {},
+            "output_retries": 0,
+            "tokens_in": 0,
+            "tokens_out": 0,
+            "turns": 0,
+            "task": "Plan a trip",
+        },
+        "states": {
+            "ask_line": _asking("ask_line", "Line", "ask_leg"),
+            "ask_leg": _asking("ask_leg", "Leg", "confirm"),
+            "confirm": _asking("confirm", "Agreed", "done"),
+            "done": {"type": "final"},
+            "error": {"type": "final"},
+        },
+    }
+
+    def keep(i: Any, ctx: Any, e: Any, a: Any) -> None:
+        ctx["form"] = {**ctx["form"], **ctx["result"]}
+
+    model = FakeModel(
+        [
+            {"text": '{"line": "S3", "origin": "Elm"}'},
+            {"text": '{"line": "S3"}'},
+            {"text": '{"origin": "Elm", "target": "Oak"}'},
+            {"text": '{"agreed": true}'},
+        ],
+        is_async=False,
+    )
+    logic = agent_logic(model, **structured_output(retries=2)).merge(
+        MachineLogic(actions={"keep": keep})
+    )
+    res = run_agent_sync(create_machine(chart, logic=logic), prompt="Plan a trip")
+    assert res.final_state == "planner.done"
+    assert res.context["form"] == {
+        "line": "S3",
+        "origin": "Elm",
+        "target": "Oak",
+        "agreed": True,
+    }
+    assert res.context["output_retries"] == 1 and res.usage["turns"] == 4
+
+
+class Claim(BaseModel):
+    ticket_id: int = Field(gt=0, le=10**6)
+    why: str = Field(min_length=3, max_length=200)
+
+
+def test_the_strict_parser_and_prose() -> None:
+    prose = 'Gladly: {"ticket_id": 42, "why": "late"} at your service'
+    assert validate_structured(Claim, prose, use_instructor=False) == (False, "not valid JSON")
+    assert validate_structured(Claim, prose, use_instructor=True) == (
+        True,
+        {"ticket_id": 42, "why": "late"},
+    )
+    ok, detail = validate_structured(Claim, {"ticket_id": -1, "why": "oops"})
+    assert not ok and detail.startswith("ticket_id:") and "-1" not in detail
 
 
 # --- value ranges in the signature -------------------------------------------------------------

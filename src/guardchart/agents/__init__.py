@@ -24,6 +24,7 @@ from guardchart.agents._models import (
     RetryPolicy,
     Usage,
 )
+from guardchart.agents._parser import instructor_available, json_parser
 from guardchart.agents._parts import (
     AgentMessage,
     AssistantMessage,
@@ -66,6 +67,7 @@ from guardchart.agents._requests import (
     request_from_json,
 )
 from guardchart.agents._run import AgentResult, run_agent, run_agent_sync
+from guardchart.agents._structured import structured_output, validate_structured
 from guardchart.errors import (
     AgentConfigError,
     AgentError,
@@ -155,6 +157,8 @@ __all__ = [
     "decisions_event",
     "display",
     "field",
+    "instructor_available",
+    "json_parser",
     "load_chart",
     "messages_from_compact",
     "messages_schema",
@@ -167,10 +171,12 @@ __all__ = [
     "run_agent_sync",
     "scrub",
     "state_tools",
+    "structured_output",
     "system_message",
     "tool",
     "tool_message",
     "tool_registry",
     "user_message",
     "validate_agent_chart",
+    "validate_structured",
 ]

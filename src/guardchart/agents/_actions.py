@@ -192,7 +192,7 @@ class LoopActions:
 
     def retry_output(self, context: Mapping[str, Any], event: Any) -> Update:
         _, detail = self._output.of(context, event)
-        request = f"Your reply was not accepted ({detail}). Reply again, with the JSON alone."
+        request = f"RETRY_OUTPUT: your reply did not fit ({detail}). Reply with the JSON alone."
         retries = context.get("output_retries")
         return {
             "messages": self._messages(context, user_turn(request)),

@@ -29,6 +29,8 @@ __all__ = [
     "digest",
     "digest_text",
     "parse_arguments",
+    "parse_json",
+    "parse_json_at",
 ]
 
 MAX_ARGUMENT_BYTES = 64 * 1024
@@ -177,11 +179,16 @@ def admit(arguments: object, max_bytes: int = MAX_ARGUMENT_BYTES) -> bytes:
         raise ArgumentsRefused("not valid JSON")
     if _walk(arguments.values(), 1, _keys(arguments, max_bytes)) < 0:
         raise ArgumentsRefused(f"larger than {max_bytes} bytes")
+    return _text_of(arguments, max_bytes)
+
+
+def _text_of(value: Any, max_bytes: int) -> bytes:
+    """Return the JSON text of a value that was walked."""
     try:
-        text = to_json(arguments)
+        text = to_json(value)
     except Exception:  # the walk has left it nothing else to stumble over
         raise ArgumentsRefused("a string holds a lone surrogate") from None
-    if b"\\u0000" in text and _holds_nul(arguments):
+    if b"\\u0000" in text and _holds_nul(value):
         raise ArgumentsRefused("a string holds a NUL character")
     if len(text) > max_bytes:
         raise ArgumentsRefused(f"larger than {max_bytes} bytes")
@@ -215,9 +222,10 @@ def _int(text: str) -> int:
         raise ArgumentsRefused(f"an integer has more than {MAX_INT_DIGITS} digits") from None
 
 
-_parse = json.JSONDecoder(
+_decoder = json.JSONDecoder(
     object_pairs_hook=_pairs, parse_constant=_constant, parse_float=_float, parse_int=_int
-).decode
+)
+_parse = _decoder.decode
 
 
 def _too_deep(text: str) -> bool:
@@ -234,7 +242,7 @@ def _too_deep(text: str) -> bool:
     return False
 
 
-def _parse_strictly(text: object, max_bytes: int) -> dict[str, Any]:
+def _decode(text: object, max_bytes: int) -> Any:
     if isinstance(text, (bytes, bytearray)):
         if len(text) > max_bytes:
             raise ArgumentsRefused(f"larger than {max_bytes} bytes")
@@ -249,11 +257,54 @@ def _parse_strictly(text: object, max_bytes: int) -> dict[str, Any]:
     if _too_deep(text):
         raise ArgumentsRefused(f"nested more than {MAX_DEPTH} levels deep")
     try:
-        value = _parse(text)
+        return _parse(text)
     except json.JSONDecodeError:
         raise ArgumentsRefused("not valid JSON") from None
-    admit(value, max_bytes)
-    return value  # type: ignore[no-any-return]
+
+
+def _admit_any(value: Any, max_bytes: int) -> Any:
+    """Return a value of any kind if it is within the limits of `admit`."""
+    if _walk([value], 0, max_bytes) < 0:
+        raise ArgumentsRefused(f"larger than {max_bytes} bytes")
+    _text_of(value, max_bytes)
+    return value
+
+
+def parse_json(text: str | bytes, *, max_bytes: int = MAX_ARGUMENT_BYTES) -> Any:
+    """Parse one JSON value of any kind, as strictly as arguments are parsed.
+
+    Args:
+        text: the whole text, with nothing but blanks around the value.
+        max_bytes: the largest text, in UTF-8 bytes.
+
+    Raises:
+        ArgumentsRefused: as `parse_arguments`; the text is never repeated.
+
+    >>> parse_json("[1, 2]")
+    [1, 2]
+    """
+    return _admit_any(_decode(text, max_bytes), max_bytes)
+
+
+def parse_json_at(text: str, at: int, *, max_bytes: int = MAX_ARGUMENT_BYTES) -> tuple[Any, int]:
+    """Parse the JSON value that begins at a place of a longer text, as strictly.
+
+    Returns:
+        The value, and where it ends.
+
+    Raises:
+        ArgumentsRefused: as `parse_json`.
+
+    >>> parse_json_at("say [1] now", 4)
+    ([1], 7)
+    """
+    try:
+        value, end = _decoder.raw_decode(text, at)
+    except (json.JSONDecodeError, StopIteration):
+        raise ArgumentsRefused("not valid JSON") from None
+    except RecursionError:
+        raise ArgumentsRefused(f"nested more than {MAX_DEPTH} levels deep") from None
+    return _admit_any(value, max_bytes), end
 
 
 def parse_arguments(
@@ -278,6 +329,8 @@ def parse_arguments(
     {'city': 'Kochi'}
     """
     try:
-        return _parse_strictly(text, max_bytes)
+        value = _decode(text, max_bytes)
+        admit(value, max_bytes)
+        return value  # type: ignore[no-any-return]
     except ArgumentsRefused as exc:
         raise ToolDeniedError(tool, f"invalid arguments ({exc})") from None

@@ -29,6 +29,8 @@ __all__ = [
     "IdempotencyKey",
     "Shape",
     "SignatureShape",
+    "declared_names",
+    "errors_text",
     "model_shape",
     "signature_shape",
 ]
@@ -99,7 +101,11 @@ def _message(error: Mapping[str, Any]) -> str:
     return kind if not head or "{" in head else head
 
 
-def _refusal(errors: list[Any], declared: frozenset[str]) -> ArgumentsRefused:
+def errors_text(errors: list[Any], declared: frozenset[str]) -> str:
+    """Return pydantic's errors as ``<loc>: <msg>``: declared names, no value, nobody's own text.
+
+    A place that is no declared name is shown as ``*``, a validator's own text as its type.
+    """
     parts = []
     for error in errors[:_SHOWN]:
         loc = ".".join(
@@ -108,7 +114,11 @@ def _refusal(errors: list[Any], declared: frozenset[str]) -> ArgumentsRefused:
         parts.append(f"{loc or '*'}: {_message(error)}")
     if len(errors) > _SHOWN:
         parts.append(f"{len(errors) - _SHOWN} more")
-    return ArgumentsRefused("; ".join(parts))
+    return "; ".join(parts)
+
+
+def _refusal(errors: list[Any], declared: frozenset[str]) -> ArgumentsRefused:
+    return ArgumentsRefused(errors_text(errors, declared))
 
 
 # Signatures
@@ -153,16 +163,17 @@ def _tidy(node: Any, inside: str = "") -> Any:
     return out
 
 
-def _declared(node: Any, into: set[str]) -> set[str]:
+def declared_names(node: Any, into: set[str]) -> set[str]:
+    """Add every property name of a JSON Schema, at any depth, to ``into`` and return it."""
     if isinstance(node, dict):
         properties = node.get("properties")
         if isinstance(properties, dict):
             into.update(k for k in properties if isinstance(k, str))
         for item in node.values():
-            _declared(item, into)
+            declared_names(item, into)
     elif isinstance(node, list):
         for item in node:
-            _declared(item, into)
+            declared_names(item, into)
     return into
 
 
@@ -206,7 +217,7 @@ class SignatureShape:
         self._fields = dict(fields)  # parameter -> field of the model
         self._positional = positional
         self._keys = keys
-        self._declared = frozenset(_declared(parameters, set()))
+        self._declared = frozenset(declared_names(parameters, set()))
         self._unordered = _unordered(parameters)
         self._validate = model.__pydantic_validator__.validate_json
         self._dump = model.__pydantic_serializer__.to_python
@@ -461,7 +472,7 @@ class DocumentShape:
         # An explicit, empty registry: nothing is ever fetched for a reference.
         self._validator: Any = cls(closed, registry=referencing.Registry())
         self.parameters: dict[str, Any] = closed
-        self._declared = frozenset(_declared(closed, set()))
+        self._declared = frozenset(declared_names(closed, set()))
 
     def load(self, arguments: dict[str, Any], raw: bytes) -> tuple[dict[str, Any], str]:
         """Validate admitted arguments; they come back unchanged.
