@@ -68,6 +68,7 @@ from guardchart.agents._requests import (
 )
 from guardchart.agents._run import AgentResult, run_agent, run_agent_sync
 from guardchart.agents._structured import structured_output, validate_structured
+from guardchart.agents._trace import AgentTracePlugin
 from guardchart.errors import (
     AgentConfigError,
     AgentError,
@@ -109,6 +110,7 @@ __all__ = [
     "AgentResult",
     "AgentSettings",
     "AgentTextRequest",
+    "AgentTracePlugin",
     "AgentUserInput",
     "AgentUserInputExecutor",
     "AssistantMessage",

@@ -15,6 +15,7 @@ from guardchart.agents._context import (
     row_ids,
 )
 from guardchart.agents._models import ModelCall, ModelResponse, Usage, is_async_model
+from guardchart.agents._observe import Watch, watch_model, watch_tool
 from guardchart.agents._turn import ModelTurn
 from guardchart.errors import (
     AgentError,
@@ -73,20 +74,28 @@ class CallModel:
         messages = request_messages(context, self.system_prompt)
         schemas = self.registry.schemas(allowed.names(self.registry))
         if self.is_async:
-            return self._ask(messages, schemas)
-        answer = self.model(messages, schemas)
-        if inspect.isawaitable(answer):
-            if inspect.iscoroutine(answer):
-                answer.close()
-            raise TypeError(
-                "the model returned an awaitable under SyncInterpreter; use a sync model, or "
-                "the async Interpreter"
-            )
-        return _turn(answer)
+            return self._ask(scope, messages, schemas)
+        with watch_model(scope, self.model, messages, schemas) as watch:
+            answer = self.model(messages, schemas)
+            if inspect.isawaitable(answer):
+                if inspect.iscoroutine(answer):
+                    answer.close()
+                raise TypeError(
+                    "the model returned an awaitable under SyncInterpreter; use a sync model, or "
+                    "the async Interpreter"
+                )
+            turn = _turn(answer)
+            watch.ended(turn)
+        return turn
 
-    async def _ask(self, messages: list[Any], schemas: list[Any]) -> ModelTurn:
-        answer: Any = self.model(messages, schemas)
-        return _turn(await answer if inspect.isawaitable(answer) else answer)
+    async def _ask(
+        self, scope: ServiceScope | None, messages: list[Any], schemas: list[Any]
+    ) -> ModelTurn:
+        with watch_model(scope, self.model, messages, schemas) as watch:
+            answer: Any = self.model(messages, schemas)
+            turn = _turn(await answer if inspect.isawaitable(answer) else answer)
+            watch.ended(turn)
+        return turn
 
     def settle(self, context: Mapping[str, Any], outcome: Any) -> dict[str, Any]:
         """One more turn and its usage; a failed call is a turn too."""
@@ -289,19 +298,26 @@ class _Batch:
             "now": self.now,
         }
 
+    def _watch(self, index: int) -> Watch:
+        return watch_tool(self.scope, self.calls[index], self.verdicts[index].tool)
+
     def run(self, index: int) -> None:
         try:
-            self.outcomes[index] = execute(
-                self.calls[index], lambda: self._facts(index), **self._claimant(index)
-            )
+            with self._watch(index) as watch:
+                outcome = self.outcomes[index] = execute(
+                    self.calls[index], lambda: self._facts(index), **self._claimant(index)
+                )
+                watch.ended(outcome)
         except Exception as error:
             self.broken[index] = error
 
     async def arun(self, index: int) -> None:
         try:
-            self.outcomes[index] = await aexecute(
-                self.calls[index], lambda: self._facts(index), **self._claimant(index)
-            )
+            with self._watch(index) as watch:
+                outcome = self.outcomes[index] = await aexecute(
+                    self.calls[index], lambda: self._facts(index), **self._claimant(index)
+                )
+                watch.ended(outcome)
         except Exception as error:
             self.broken[index] = error
 

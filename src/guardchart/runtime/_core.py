@@ -188,6 +188,11 @@ class InterpreterCore:
 
     # Observing
 
+    @property
+    def plugins(self) -> tuple[Any, ...]:
+        """The plugins, in the order in which they are called."""
+        return self._plugins.items
+
     def use(self, *plugins: Any) -> Self:
         """Attach plugins; returns self.
 
