@@ -112,6 +112,18 @@ CALLABLES: list[tuple[str, str, Signature]] = [
     (AGENTS, "ToolCall", [("id", REQUIRED), ("name", REQUIRED), ("arguments", ANY)]),
     (AGENTS, "Usage", [("input_tokens", ANY), ("output_tokens", ANY), ("cost_usd", ANY)]),
     (AGENTS, "Budget", [("max_tokens", None), ("max_usd", None), ("max_turns", 10)]),
+    (
+        AGENTS,
+        "AgentTracePlugin",
+        [
+            ("sink", None),
+            ARGS,
+            ("record_content", False),
+            ("on_span", None),
+            ("clock", None),
+        ],
+    ),
+    (AGENTS, "AgentTracePlugin.totals", ["self"]),
     (AGENTS, "RetryPolicy", [("max_attempts", 3), ("delay_s", 1.0)]),
     (AGENTS, "pending_approval", [("context", REQUIRED)]),
     (AGENTS, "load_chart", [("name", "tool_loop")]),
@@ -215,7 +227,6 @@ VALUES: list[tuple[str, str, Any]] = [
 ]
 
 NOT_YET: list[tuple[str, str]] = [
-    (AGENTS, "AgentTracePlugin"),
     (AGENTS, "BudgetPlugin"),
     (AGENTS, "check_budget_event_declared"),
     (AGENTS, "handoff_guard"),
