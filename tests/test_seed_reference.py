@@ -124,6 +124,17 @@ CALLABLES: list[tuple[str, str, Signature]] = [
         ],
     ),
     (AGENTS, "AgentTracePlugin.totals", ["self"]),
+    (
+        AGENTS,
+        "BudgetPlugin",
+        [
+            ("max_total_usd", None),
+            ("max_total_tokens", None),
+            ARGS,
+            ("max_tracked_agents", 10_000),
+        ],
+    ),
+    (AGENTS, "BudgetPlugin.guards", ["self"]),
     (AGENTS, "RetryPolicy", [("max_attempts", 3), ("delay_s", 1.0)]),
     (AGENTS, "pending_approval", [("context", REQUIRED)]),
     (AGENTS, "load_chart", [("name", "tool_loop")]),
@@ -227,7 +238,6 @@ VALUES: list[tuple[str, str, Any]] = [
 ]
 
 NOT_YET: list[tuple[str, str]] = [
-    (AGENTS, "BudgetPlugin"),
     (AGENTS, "check_budget_event_declared"),
     (AGENTS, "handoff_guard"),
     (AGENTS, "spawn_agent"),

@@ -6,6 +6,7 @@ Everything of ``guardchart.gate`` that an agent's author needs is exported here 
 from __future__ import annotations
 
 from guardchart.agents._approval import pending_approval
+from guardchart.agents._budget_plugin import BudgetPlugin
 from guardchart.agents._budgets import Budget, budget_guards
 from guardchart.agents._charts import (
     CHARTS_DIR,
@@ -115,6 +116,7 @@ __all__ = [
     "AgentUserInputExecutor",
     "AssistantMessage",
     "Budget",
+    "BudgetPlugin",
     "CHARTS_DIR",
     "ChosenEvent",
     "ContentOutput",

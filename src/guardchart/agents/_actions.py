@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from guardchart.agents._budgets import add_usage
+from guardchart.agents._budgets import add_usage, spent_by
 from guardchart.agents._context import (
     closing,
     pending_entries,
@@ -348,7 +348,7 @@ def notify_parent(scope: Any, context: Mapping[str, Any], event: Any, action: An
     scope.send_parent(
         "AGENT_FAILED" if error else "AGENT_DONE",
         agent_id=scope.id,
-        usage={key: context.get(key) for key in ("turns", "tokens_in", "tokens_out", "cost_usd")},
+        usage=spent_by(context),
         result=context.get("result"),
         error=error,
     )

@@ -16,7 +16,18 @@ from guardchart.agents._models import Usage
 from guardchart.errors import AgentConfigError
 from guardchart.runtime import MachineLogic
 
-__all__ = ["Budget", "MAX_COST_USD", "MAX_COUNT", "add_usage", "budget_guards", "clamp_usage"]
+__all__ = [
+    "Budget",
+    "MAX_COST_USD",
+    "MAX_COUNT",
+    "add_usage",
+    "budget_guards",
+    "clamp_usage",
+    "report_totals",
+    "spent_by",
+    "sum_totals",
+    "total_of",
+]
 
 MAX_COUNT: Final = 2**53 - 1
 """A counter never exceeds this, so that any JSON reader holds it exactly."""
@@ -143,6 +154,71 @@ def add_usage(context: Any, usage: Any, *, turns: int = 0) -> dict[str, Any]:
             float(_spent(context, "cost_usd", MAX_COST_USD)) + new.cost_usd, MAX_COST_USD
         ),
     }
+
+
+_TOTALS: Final = {
+    "turns": MAX_COUNT,
+    "input_tokens": MAX_COUNT,
+    "output_tokens": MAX_COUNT,
+    "cost_usd": MAX_COST_USD,
+}
+"""What a report and a total count, and what each stands for infinity at."""
+
+
+def total_of(totals: Any) -> dict[str, Any]:
+    """Totals as an untrusted context holds them: absent is 0, no number is the largest value.
+
+    Example:
+        >>> total_of({"turns": 2, "input_tokens": -7, "cost_usd": "free"})["cost_usd"]
+        1000000000000000.0
+    """
+    return {key: _spent(totals, key, ceiling) for key, ceiling in _TOTALS.items()}
+
+
+def report_totals(usage: Any) -> dict[str, Any]:
+    """What an agent reported, clamped as a provider's usage is.
+
+    Args:
+        usage: ``turns``, ``input_tokens``, ``output_tokens``, ``cost_usd``, from an event.
+
+    Example:
+        >>> report_totals({"turns": 2, "input_tokens": -7})
+        {'turns': 2, 'input_tokens': 0, 'output_tokens': 0, 'cost_usd': 0.0}
+    """
+    clamped = clamp_usage(usage)
+    return {
+        "turns": _reported_count(_read(usage, "turns")),
+        "input_tokens": clamped.input_tokens,
+        "output_tokens": clamped.output_tokens,
+        "cost_usd": min(clamped.cost_usd, MAX_COST_USD),
+    }
+
+
+def sum_totals(totals: Any, more: Any) -> dict[str, Any]:
+    """Two totals added up: finite, JSON-safe, never below either.
+
+    Example:
+        >>> sum_totals({"turns": 1}, {"turns": 2, "cost_usd": 0.5})["turns"]
+        3
+    """
+    old, new = total_of(totals), total_of(more)
+    return {key: min(old[key] + new[key], ceiling) for key, ceiling in _TOTALS.items()}
+
+
+def spent_by(context: Mapping[str, Any]) -> dict[str, Any]:
+    """What an agent spent, those below it included: its counters and its ``total_usage``.
+
+    Example:
+        >>> spent_by({"turns": 2, "tokens_in": 5, "total_usage": {"turns": 3}})["turns"]
+        5
+    """
+    own = {
+        "turns": context.get("turns", 0),
+        "input_tokens": context.get("tokens_in", 0),
+        "output_tokens": context.get("tokens_out", 0),
+        "cost_usd": context.get("cost_usd", 0.0),
+    }
+    return sum_totals(own, context.get("total_usage") or {})
 
 
 def budget_guards(
