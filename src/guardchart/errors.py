@@ -21,7 +21,9 @@ __all__ = [
     "NotSentError",
     "NotSupportedError",
     "QueueFullError",
+    "RecordedFailure",
     "RecordingError",
+    "ReplayDivergedError",
     "ServiceInterruptedError",
     "SnapshotDriftError",
     "SnapshotError",
@@ -64,6 +66,22 @@ class StepError(GuardchartError):
     """A step could not be completed; the snapshot that was given is unchanged."""
 
     code = "step"
+
+
+class ReplayDivergedError(StepError):
+    """A log does not lead this chart where it says; ``index`` is the first such entry.
+
+    Replay with the version of the chart that wrote it, or start anew from a snapshot.
+
+    >>> ReplayDivergedError("entry 3: ...", 3).index
+    3
+    """
+
+    code = "replay-diverged"
+
+    def __init__(self, message: str, index: int) -> None:
+        super().__init__(message)
+        self.index = index
 
 
 class NotSupportedError(GuardchartError):
@@ -239,6 +257,15 @@ class NotSentError(AgentError):
     """
 
     code = "not-sent"
+
+
+class RecordedFailure(AgentError):
+    """A failure as a log, or another process, has it.
+
+    Its class has the name of the original's and no more of it: compare names, not classes.
+    """
+
+    code = "recorded-failure"
 
 
 class MissingExtraError(GuardchartError, ImportError):

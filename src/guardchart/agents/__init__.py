@@ -16,6 +16,11 @@ from guardchart.agents._charts import (
     state_tools,
     validate_agent_chart,
 )
+from guardchart.agents._execute import (
+    Executed,
+    execute_agent_request,
+    execute_agent_request_sync,
+)
 from guardchart.agents._loop import AgentSettings, agent_logic
 from guardchart.agents._messages import Message
 from guardchart.agents._models import (
@@ -52,6 +57,7 @@ from guardchart.agents._parts import (
     user_message,
 )
 from guardchart.agents._providers import field, price, require_sdk
+from guardchart.agents._replay import Fork, fork, replay
 from guardchart.agents._requests import (
     AgentDecisionExecutor,
     AgentDecisionRequest,
@@ -60,6 +66,7 @@ from guardchart.agents._requests import (
     AgentRequestExecutor,
     AgentRequestExecutors,
     AgentTextRequest,
+    AgentToolRequest,
     AgentUserInput,
     AgentUserInputExecutor,
     ChosenEvent,
@@ -68,12 +75,22 @@ from guardchart.agents._requests import (
     request_from_json,
 )
 from guardchart.agents._run import AgentResult, run_agent, run_agent_sync
+from guardchart.agents._stepper import AgentAction
+from guardchart.agents._steps import (
+    AgentStep,
+    get_agent_requests,
+    initial_agent_step,
+    resolve_agent_step,
+    transition_agent_step,
+)
 from guardchart.agents._structured import structured_output, validate_structured
 from guardchart.agents._trace import AgentTracePlugin
 from guardchart.errors import (
     AgentConfigError,
     AgentError,
     NotSentError,
+    RecordedFailure,
+    ReplayDivergedError,
     ToolDeniedError,
     ToolTimeoutError,
 )
@@ -99,6 +116,7 @@ from guardchart.gate import (
 __all__ = [
     "AGENT_REDACT_KEYS",
     "ALL_TOOLS",
+    "AgentAction",
     "AgentConfigError",
     "AgentDecisionExecutor",
     "AgentDecisionRequest",
@@ -110,7 +128,9 @@ __all__ = [
     "AgentRequestExecutors",
     "AgentResult",
     "AgentSettings",
+    "AgentStep",
     "AgentTextRequest",
+    "AgentToolRequest",
     "AgentTracePlugin",
     "AgentUserInput",
     "AgentUserInputExecutor",
@@ -125,8 +145,10 @@ __all__ = [
     "DecisionAttempt",
     "ErrorJsonOutput",
     "ErrorTextOutput",
+    "Executed",
     "FakeModel",
     "FilePart",
+    "Fork",
     "Generated",
     "GuardSession",
     "IdempotencyKey",
@@ -136,6 +158,8 @@ __all__ = [
     "ModelCall",
     "ModelResponse",
     "NotSentError",
+    "RecordedFailure",
+    "ReplayDivergedError",
     "RetryPolicy",
     "Seal",
     "SystemMessage",
@@ -160,7 +184,12 @@ __all__ = [
     "budget_guards",
     "decisions_event",
     "display",
+    "execute_agent_request",
+    "execute_agent_request_sync",
     "field",
+    "fork",
+    "get_agent_requests",
+    "initial_agent_step",
     "instructor_available",
     "json_parser",
     "load_chart",
@@ -169,8 +198,10 @@ __all__ = [
     "messages_to_compact",
     "pending_approval",
     "price",
+    "replay",
     "request_from_json",
     "require_sdk",
+    "resolve_agent_step",
     "run_agent",
     "run_agent_sync",
     "scrub",
@@ -180,6 +211,7 @@ __all__ = [
     "tool",
     "tool_message",
     "tool_registry",
+    "transition_agent_step",
     "user_message",
     "validate_agent_chart",
     "validate_structured",

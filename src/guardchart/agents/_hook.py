@@ -90,6 +90,12 @@ class LedgerHook:
 
     # A model's answer
 
+    def judged(self, snapshot: Snapshot, event: EngineEvent) -> ModelTurn:
+        """The turn a completion brings, its calls assessed for the state that asked; pure."""
+        child = snapshot.children.get(event.key.rpartition("@")[0])
+        node = None if child is None else snapshot.machine.nodes.get(child.state_id)
+        return self._guards.assessed(event.value, snapshot.context, node)
+
     def _turn(
         self, snapshot: Snapshot, event: EngineEvent, now: float, host: Host
     ) -> BeforeStep | None:
@@ -102,8 +108,7 @@ class LedgerHook:
             or not _asks_model(snapshot, child.src)
         ):
             return None
-        node = snapshot.machine.nodes.get(child.state_id)
-        judged = self._guards.assessed(turn, snapshot.context, node)
+        judged = self.judged(snapshot, event)
         if not judged.tool_calls or not all(each.ok for each in judged.verdicts or ()):
             return BeforeStep(event=done(event.key, judged))
         batch_no = snapshot.batch_no + 1

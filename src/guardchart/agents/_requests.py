@@ -25,9 +25,11 @@ __all__ = [
     "AgentDecisionRequest",
     "AgentEventDescriptor",
     "AgentExecutorInfo",
+    "AgentRequest",
     "AgentRequestExecutor",
     "AgentRequestExecutors",
     "AgentTextRequest",
+    "AgentToolRequest",
     "AgentUserInput",
     "AgentUserInputExecutor",
     "ChosenEvent",
@@ -82,6 +84,8 @@ class ModelRequest(Wire):
     seed: int | None = None
     stop_sequences: list[str] | None = None
     metadata: dict[str, Any] | None = None
+    # The snapshot it was made from, where it was made by the step path; no part of the data.
+    _origin: Any = PrivateAttr(default=None)
 
 
 class AgentTextRequest(ModelRequest):
@@ -189,6 +193,47 @@ class AgentDecisionRequest(ModelRequest):
         return self.model_copy(update={"attempts": list(attempts)})
 
 
+class AgentToolRequest(Wire):
+    """Run one tool call, through the gate.
+
+    All requests of one step may run side by side: calls that only read come together, a side
+    effect alone and in its turn.
+
+    Attributes:
+        kind: ``"tool"``.
+        id: The call's place in the run; the same over retries and restarts.
+        src: The source's name in the chart.
+        tool_call_id: The id by which the model knows the call.
+        name: The tool's name.
+        arguments: As proposed and validated; an edited call runs as its row has it.
+        digest: Of the canonical arguments, "" where the call may not run.
+        row_id: Its row in the ledger, None for a call that needs none.
+        side_effect: Whether it runs by a row of the ledger, claimed before it is entered.
+        needs_approval: Whether a person has to have approved that row.
+        timeout_s: Seconds its body may take.
+
+    Example:
+        >>> call = AgentToolRequest(id="tools@4#0", tool_call_id="c1", name="pay", arguments={})
+        >>> call.to_json()["toolCallId"], call.side_effect
+        ('c1', False)
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    kind: Literal["tool"] = "tool"
+    id: str
+    src: str | None = None
+    tool_call_id: str
+    name: str
+    arguments: dict[str, Any]
+    digest: str = ""
+    row_id: str | None = None
+    side_effect: bool = False
+    needs_approval: bool = False
+    timeout_s: float = 0.0
+    _origin: Any = PrivateAttr(default=None)
+
+
 class AgentUserInput(Wire):
     """Ask a person, inline, without settling.
 
@@ -211,13 +256,17 @@ class AgentUserInput(Wire):
     metadata: dict[str, Any] | None = None
 
 
-_KINDS: dict[str, type[ModelRequest]] = {
+AgentRequest: TypeAlias = AgentTextRequest | AgentDecisionRequest | AgentToolRequest
+"""One request of a step, told apart by its ``kind``."""
+
+_KINDS: dict[str, type[Wire]] = {
     "text": AgentTextRequest,
     "decision": AgentDecisionRequest,
+    "tool": AgentToolRequest,
 }
 
 
-def request_from_json(data: Any) -> AgentTextRequest | AgentDecisionRequest:
+def request_from_json(data: Any) -> AgentRequest:
     """Read a recorded request, told apart by its ``kind``.
 
     Raises:

@@ -5,44 +5,23 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any
 
 from guardchart.agents._budgets import add_usage, clamp_usage
-from guardchart.agents._context import (
-    pending_calls,
-    pending_entries,
-    request_messages,
-    row_ids,
-)
+from guardchart.agents._calls import CallResult, PendingCalls
+from guardchart.agents._context import pending_calls, request_messages
 from guardchart.agents._models import ModelCall, ModelResponse, Usage, is_async_model
-from guardchart.agents._observe import Watch, watch_model, watch_tool
+from guardchart.agents._observe import watch_model
+from guardchart.agents._parts import messages_from_compact
+from guardchart.agents._recorded import load_failure, load_turn, plain
+from guardchart.agents._requests import AgentTextRequest, AgentToolRequest
+from guardchart.agents._stepper import Fed
 from guardchart.agents._turn import ModelTurn
-from guardchart.errors import (
-    AgentError,
-    TamperedError,
-    ToolBatchError,
-    ToolDeniedError,
-    ToolTimeoutError,
-)
-from guardchart.gate import (
-    Facts,
-    Outcome,
-    ToolCall,
-    ToolRegistry,
-    Verdict,
-    aexecute,
-    allowed_tools,
-    answer_from_row,
-    as_allowed,
-    assess,
-    execute,
-    lookup_verdicts,
-)
+from guardchart.errors import AgentError
+from guardchart.gate import ToolCall, ToolRegistry, allowed_tools, as_allowed
 from guardchart.runtime import ServiceScope
 
 __all__ = ["CallModel", "RunTool"]
-
-NOT_RUN: Final = "not run: another call of this turn failed"
 
 
 class CallModel:
@@ -87,6 +66,29 @@ class CallModel:
             turn = _turn(answer)
             watch.ended(turn)
         return turn
+
+    def step_requests(self, scope: ServiceScope, id: str) -> list[Any]:
+        """The model call as a request of the step path; it brings its own model."""
+        context = scope.context
+        node = scope.node
+        allowed = allowed_tools(node) if node is not None else as_allowed(())
+        request = AgentTextRequest(
+            id=id,
+            src=scope.invocation.src,
+            model=getattr(self.model, "name", None),
+            system=self.system_prompt,
+            messages=messages_from_compact(request_messages(context, None)),
+            tools=self.registry.schemas(allowed.names(self.registry)),
+        )
+        return [request]
+
+    def step_result(self, scope: ServiceScope, id: str, data: Any) -> Fed:
+        """What an answer makes of the call: its turn, as if the service had asked itself."""
+        return Fed(_turn(load_turn(data)))
+
+    def step_late(self, data: Any) -> Any:
+        """What an answer cost that nobody waits for any more."""
+        return _turn(load_turn(data))
 
     async def _ask(
         self, scope: ServiceScope | None, messages: list[Any], schemas: list[Any]
@@ -156,237 +158,107 @@ class RunTool:
         self.is_async = is_async
 
     def __call__(self, scope: ServiceScope | None, context: Mapping[str, Any], event: Any) -> Any:
-        batch = _Batch(self, scope, context)
-        return self._arun(batch) if self.is_async else self._run(batch)
+        calls = self.calls(scope, context)
+        return self._arun(calls) if self.is_async else self._run(calls)
 
-    def _run(self, batch: _Batch) -> list[dict[str, str]]:
-        batch.prepare()
-        readers, writers = batch.groups()
-        if len(readers) > 1:
+    def calls(self, scope: ServiceScope | None, context: Mapping[str, Any]) -> PendingCalls:
+        """The pending calls of a machine, with the ledger its host brought."""
+        return PendingCalls(
+            scope,
+            context,
+            self.registry,
+            ledger=self.ledger(None if scope is None else scope.host),
+            max_tool_calls=self.max_tool_calls,
+        )
+
+    # The same, one request a call
+
+    def step_at_once(self, scope: ServiceScope) -> Any:
+        """The results of a batch without calls; None where there are any."""
+        return None if pending_calls(scope.context) else []
+
+    def step_requests(self, scope: ServiceScope, id: str) -> list[Any]:
+        """The calls that may run now, side by side, each a request of the step path."""
+        calls = self._recalled(scope)
+        return [self._request(calls, index, id) for index in calls.ready()]
+
+    def _request(self, calls: PendingCalls, index: int, id: str) -> AgentToolRequest:
+        verdict, entry = calls.verdicts[index], calls.entries[index]
+        tool = verdict.tool
+        return AgentToolRequest(
+            id=f"{id}#{index}",
+            src="runTool" if calls.scope is None else calls.scope.invocation.src,
+            tool_call_id=calls.calls[index].id,
+            name=calls.calls[index].name,
+            arguments=plain(calls.calls[index].arguments, "an argument"),
+            digest=verdict.digest,
+            row_id=entry["row_id"] if isinstance(entry.get("row_id"), str) else None,
+            side_effect=verdict.needs_row,
+            needs_approval=verdict.needs_approval,
+            timeout_s=0.0 if tool is None else tool.timeout_s,
+        )
+
+    def step_result(self, scope: ServiceScope, id: str, data: Any) -> Fed:
+        """What a call's result makes of the batch: its end, or a note of what is known."""
+        calls = self._recalled(scope)
+        index = _index(id, len(calls.calls))
+        result = data if isinstance(data, CallResult) else CallResult.load(data)
+        if index is None or result is None:
+            raise AgentError("the result of a tool request is what execute_agent_request gave")
+        calls.results.setdefault(index, result)
+        if calls.ready() and result.batch is None:
+            noted = {str(each): known.dump() for each, known in sorted(calls.results.items())}
+            return Fed(note={"results": noted})
+        try:
+            return Fed(calls.close())
+        except AgentError as error:
+            return Fed(error=error)
+
+    def step_failure(self, scope: ServiceScope, id: str, error: Any) -> Fed:
+        """A host that could not execute the call: whether it was entered only its row knows."""
+        return self.step_result(scope, id, CallResult.broken(load_failure(error)))
+
+    def _recalled(self, scope: ServiceScope) -> PendingCalls:
+        """The pending calls with what the snapshot knows of them; asks no ledger."""
+        calls = PendingCalls(
+            scope, scope.context, self.registry, max_tool_calls=self.max_tool_calls
+        )
+        child = scope.snapshot.children.get(scope.invocation.id)
+        noted = getattr(child, "snapshot", None)
+        noted = noted.get("results") if isinstance(noted, Mapping) else None
+        known = {}
+        for key, data in noted.items() if isinstance(noted, Mapping) else ():
+            index, result = _index(f"#{key}", len(calls.calls)), CallResult.load(data)
+            if index is not None and result is not None:
+                known[index] = result
+        calls.recall(known)
+        return calls
+
+    def _run(self, calls: PendingCalls) -> list[dict[str, str]]:
+        calls.prepare()
+        while ready := calls.ready():
+            if len(ready) == 1:
+                calls.run(ready[0])
+                continue
             from guardchart.runtime._workers import WORKERS
 
-            for future in [WORKERS.submit(batch.run, index) for index in readers]:
+            for future in [WORKERS.submit(calls.run, index) for index in ready]:
                 future.result()
+        return calls.close()
+
+    async def _arun(self, calls: PendingCalls) -> list[dict[str, str]]:
+        if getattr(calls.ledger, "blocking", False):
+            await asyncio.to_thread(calls.prepare)
         else:
-            for index in readers:
-                batch.run(index)
-        for index in writers:
-            if batch.failed():
-                break
-            batch.run(index)
-        return batch.close()
-
-    async def _arun(self, batch: _Batch) -> list[dict[str, str]]:
-        if getattr(batch.ledger, "blocking", False):
-            await asyncio.to_thread(batch.prepare)
-        else:
-            batch.prepare()
-        readers, writers = batch.groups()
-        await asyncio.gather(*(batch.arun(index) for index in readers))
-        for index in writers:
-            if batch.failed():
-                break
-            await batch.arun(index)
-        return batch.close()
+            calls.prepare()
+        while ready := calls.ready():
+            await asyncio.gather(*(calls.arun(index) for index in ready))
+        return calls.close()
 
 
-class _Batch:
-    """One run of the pending calls: who they are, their rows, and what became of them."""
-
-    def __init__(
-        self, service: RunTool, scope: ServiceScope | None, context: Mapping[str, Any]
-    ) -> None:
-        self.registry = service.registry
-        self.max_tool_calls = service.max_tool_calls
-        self.scope = scope
-        self.host = None if scope is None else scope.host
-        self.ledger = service.ledger(self.host)
-        self.context = context
-        self.entries = pending_entries(context)
-        self.calls = pending_calls(context)
-        self.verdicts: list[Verdict] = []
-        self.rows: list[Any] = [None] * len(self.calls)
-        self.outcomes: dict[int, Outcome] = {}
-        self.broken: dict[int, Exception] = {}
-
-    def prepare(self) -> None:
-        """Assess every call again and look up its row, before any of them runs."""
-        scope = self.scope
-        own = {call.id for call in self.calls}
-        raw_spent = self.context.get("spent_call_ids")
-        spent = [each for each in raw_spent or () if isinstance(each, str) and each not in own]
-        node = None if scope is None else scope.node
-        allowed = allowed_tools(node) if node is not None else as_allowed(())
-        self.verdicts = assess(
-            self.calls,
-            self.registry,
-            allowed,
-            spent_ids=spent,
-            max_tool_calls=self.max_tool_calls,
-            context=self.context,
-        )
-        if self.host is not None and self.calls:
-            # Rows are found whatever the state allows now: what ran before is told, not refused.
-            anywhere = assess(
-                self.calls, self.registry, as_allowed("*"), max_tool_calls=self.max_tool_calls
-            )
-            self.rows = lookup_verdicts(
-                self.ledger,
-                self.host,
-                scope.snapshot.batch_no if scope is not None else 0,
-                anywhere,
-                row_ids=row_ids(self.context),
-                now=self.now(),
-            )
-            self._take_up_edits()
-        for index, verdict in enumerate(self.verdicts):
-            if not verdict.ok and not self._answered(index):
-                raise self._denial(ToolDeniedError(_shown(verdict), verdict.reason or ""))
-        for index, verdict in enumerate(self.verdicts):
-            if verdict.needs_row and self.rows[index] is None:
-                raise self._denial(TamperedError(_shown(verdict)))
-
-    def _take_up_edits(self) -> None:
-        """Turn to the edit of a call that had run, where its row vouches for the note."""
-        for index, entry in enumerate(pending_entries(self.context)):
-            row, noted = self.rows[index], entry.get("edit_row_id")
-            if row is None or not row.entered or not isinstance(noted, str):
-                continue
-            edit = self.ledger.row(row.slot.scope, noted)
-            if (
-                edit is not None
-                and edit.parent_id == (row.parent_id or row.id)
-                and edit.slot._replace(digest=row.digest) == row.slot
-                and edit.arguments is not None
-            ):
-                call = self.calls[index]
-                self.rows[index] = edit
-                self.calls[index] = ToolCall(call.id, call.name, dict(edit.arguments))
-
-    def now(self) -> int:
-        return 0 if self.scope is None else int(self.scope.clock.now_ms())
-
-    def groups(self) -> tuple[list[int], list[int]]:
-        """Indices of the calls that may run side by side, and of those that run in order."""
-        readers = [i for i, verdict in enumerate(self.verdicts) if not _ordered(verdict)]
-        return readers, [i for i in range(len(self.calls)) if i not in readers]
-
-    def _facts(self, index: int) -> Facts:
-        scope = self.scope
-        node = scope.node if scope is not None and scope.active else None
-        own = self.calls[index].id
-        return Facts(
-            self.registry,
-            allowed_tools(node) if node is not None else as_allowed(()),
-            max_tool_calls=self.max_tool_calls,
-            turn_size=len(self.calls),
-            spent_ids=frozenset(
-                each
-                for each in self.context.get("spent_call_ids") or ()
-                if isinstance(each, str) and each != own
-            ),
-            context=self.context,
-            row=self.rows[index],
-            now=self.now(),
-        )
-
-    def _claimant(self, index: int) -> dict[str, Any]:
-        return {
-            "ledger": self.ledger,
-            "scope": "" if self.host is None else self.host.scope,
-            "row": self.rows[index],
-            "now": self.now,
-        }
-
-    def _watch(self, index: int) -> Watch:
-        return watch_tool(self.scope, self.calls[index], self.verdicts[index].tool)
-
-    def run(self, index: int) -> None:
-        try:
-            with self._watch(index) as watch:
-                outcome = self.outcomes[index] = execute(
-                    self.calls[index], lambda: self._facts(index), **self._claimant(index)
-                )
-                watch.ended(outcome)
-        except Exception as error:
-            self.broken[index] = error
-
-    async def arun(self, index: int) -> None:
-        try:
-            with self._watch(index) as watch:
-                outcome = self.outcomes[index] = await aexecute(
-                    self.calls[index], lambda: self._facts(index), **self._claimant(index)
-                )
-                watch.ended(outcome)
-        except Exception as error:
-            self.broken[index] = error
-
-    def failed(self) -> bool:
-        return bool(self.broken) or any(e.status in _FAILED for e in self.outcomes.values())
-
-    def results(self, default: str) -> list[dict[str, str]]:
-        """A result per call, but for one that only its row knows about.
-
-        A call that was not reached, or whose ledger failed, may have been entered elsewhere.
-        """
-        return [
-            {
-                "tool_call_id": call.id,
-                "content": self.outcomes[index].text if index in self.outcomes else default,
-            }
-            for index, call in enumerate(self.calls)
-            if index in self.outcomes or (self.rows[index] is None and index not in self.broken)
-        ]
-
-    def _answered(self, index: int) -> bool:
-        """Whether the call was closed or entered before, so that its row has its result."""
-        row = self.rows[index]
-        return row is not None and answer_from_row(row, ledger=self.ledger) is not None
-
-    def _denial(self, error: ToolDeniedError) -> ToolDeniedError:
-        error.results = self.results(f"refused: {error.reason}")
-        return error
-
-    def close(self) -> list[dict[str, str]]:
-        """The results, or the error that says which call spoiled the batch."""
-        results = self.results(NOT_RUN)
-        for index, outcome in sorted(self.outcomes.items()):
-            if outcome.status == "tampered":
-                raise self._denial(TamperedError(_shown(self.verdicts[index])))
-            if outcome.status == "denied":
-                error = outcome.error
-                reason = error.reason if isinstance(error, ToolDeniedError) else outcome.text
-                denied = ToolDeniedError(_shown(self.verdicts[index]), reason)
-                denied.results = results
-                raise denied
-        for index, outcome in sorted(self.outcomes.items()):
-            if outcome.status == "timeout":
-                timeout = ToolTimeoutError(_shown(self.verdicts[index]), self._timeout_s(index))
-                timeout.results = results
-                raise timeout
-            if outcome.status in _FAILED:
-                name = type(outcome.error).__name__ if outcome.error is not None else "AgentError"
-                raise ToolBatchError(
-                    f"tool {_shown(self.verdicts[index])!r} failed: {name}", results
-                ) from outcome.error
-        for index, broken in sorted(self.broken.items()):
-            raise ToolBatchError(
-                f"tool {_shown(self.verdicts[index])!r}: {type(broken).__name__}", results
-            ) from broken
-        return results
-
-    def _timeout_s(self, index: int) -> float:
-        tool = self.registry.get(self.calls[index].name)
-        return 0.0 if tool is None else tool.timeout_s
-
-
-_FAILED: Final = frozenset({"failed", "timeout", "not_sent", "denied", "tampered"})
-
-
-def _ordered(verdict: Verdict) -> bool:
-    tool = verdict.tool
-    return verdict.needs_row or (tool is not None and tool.sequential)
-
-
-def _shown(verdict: Verdict) -> str:
-    return verdict.tool.name if verdict.tool is not None else "*"
+def _index(id: str, count: int) -> int | None:
+    """The number after the last ``#``, where a batch of this size has such a call."""
+    number = id.rpartition("#")[2]
+    if not (number.isascii() and number.isdigit() and len(number) <= 6):
+        return None
+    return int(number) if int(number) < count else None

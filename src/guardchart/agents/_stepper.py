@@ -1,0 +1,335 @@
+"""A machine that is stepped and never runs anything: the interpreter without its services.
+
+Queue, hook, kernel, child machines and receipts are the runtime's own. What differs is that a
+service rests until its result is brought, that time stands still, and that what a host would
+have to do is written down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal, NamedTuple, Self
+
+from guardchart.errors import ServiceInterruptedError
+from guardchart.kernel import (
+    CancelSend,
+    CancelTimer,
+    Emit,
+    Event,
+    Log,
+    Machine,
+    ScheduleTimer,
+    Send,
+    Snapshot,
+    Spawn,
+    StartService,
+    StopService,
+    as_event,
+    failed,
+    load,
+)
+from guardchart.runtime import BeforeStep, Invocation, ServiceScope
+from guardchart.runtime._base import InterpreterBase, _nonce_of
+from guardchart.runtime._core import ENGINE, INSIDE, AnyEvent
+from guardchart.runtime._steps import _NOTHING
+
+__all__ = ["AgentAction", "Fed", "FixedClock", "Stepper", "Tape", "Waiting"]
+
+ActionKind = Literal["timer", "cancel", "start", "stop", "emit", "log"]
+
+
+class AgentAction(NamedTuple):
+    """One thing a step asks of its host, beside its requests; plain data.
+
+    Attributes:
+        kind: ``"timer"``: hand this action to `transition_agent_step` once ``due_at`` has come.
+            ``"cancel"``: a timer is not needed any more. ``"start"``: perform the service
+            ``src`` and hand its result to `resolve_agent_step` under ``id``. ``"stop"``: its
+            result is not wanted any more. ``"emit"``: an event for whoever listens. ``"log"``.
+        agent: The actor path of the machine that asks.
+        id: What it is known by there.
+        due_at: When a timer is due, epoch milliseconds.
+        src: The source of a service.
+        value: A service's input, an emitted event, or what is logged.
+
+    Example:
+        >>> AgentAction("timer", "m", "m.a.after.0", 1500.0).due_at
+        1500.0
+    """
+
+    kind: ActionKind
+    agent: str
+    id: str
+    due_at: float | None = None
+    src: str | None = None
+    value: Any = None
+
+
+class FixedClock:
+    """A clock that shows the time of one step."""
+
+    simulated = True
+
+    def __init__(self, now_ms: float) -> None:
+        self._now_ms = now_ms
+
+    def now_ms(self) -> float:
+        return self._now_ms
+
+    def attach(self, interpreter: Any) -> None:
+        """Nothing to do: time stands still."""
+
+    def detach(self, interpreter: Any) -> None:
+        """Nothing to do."""
+
+
+class Tape:
+    """What one step wrote down, or, in a replay, what it reads instead of asking the hook.
+
+    Attributes:
+        actions: What the host is asked to do.
+        verdicts: What the hooks said, by the number of the question.
+        recorded: The verdicts of a log; None where hooks are asked.
+    """
+
+    __slots__ = ("actions", "asked", "recorded", "verdicts")
+
+    def __init__(self, recorded: Mapping[int, Any] | None = None) -> None:
+        self.actions: list[AgentAction] = []
+        self.verdicts: dict[int, Any] = {}
+        self.asked = 0
+        self.recorded = recorded
+
+
+class Fed(NamedTuple):
+    """What a service makes of a result it was brought: its end, or a note that more is needed.
+
+    Attributes:
+        output: What the service gives, where it ended well.
+        error: What it failed with.
+        note: JSON that is kept in the snapshot until the next result; None where it ended.
+        event: An event to send to the machine instead; what it does to the service counts.
+    """
+
+    output: Any = None
+    error: BaseException | None = None
+    note: Any = None
+    event: Mapping[str, Any] | None = None
+
+
+class Waiting(NamedTuple):
+    """A service that waits for its result.
+
+    Attributes:
+        id: What requests and results call it: its key, below a child with the child's path.
+        actor: The machine that invoked it.
+        invocation: The invocation.
+    """
+
+    id: str
+    actor: Stepper
+    invocation: Invocation
+
+    @property
+    def scope(self) -> ServiceScope:
+        """The service's view of its machine."""
+        return ServiceScope(self.actor, self.invocation)
+
+
+class Stepper(InterpreterBase):
+    """One machine with its child machines, for the length of one step."""
+
+    engine: ClassVar[str] = "sync"
+
+    tape: Tape
+    trusted = False
+    prefix = ""
+
+    @classmethod
+    def opened(
+        cls,
+        machine: Machine,
+        snapshot: Snapshot | None,
+        *,
+        clock: Any,
+        scope: str | None,
+        ledger: Any,
+        run: str | None = None,
+        input: Any = None,
+        tape: Tape | None = None,
+        trusted: bool = False,
+    ) -> Self:
+        """A machine as its snapshot has it, children included, or entered anew."""
+        stepper = cls(machine, clock=clock, scope=scope, ledger=ledger, run=run, input=input)
+        stepper.tape = tape if tape is not None else Tape()
+        stepper.trusted = trusted
+        stepper._snapshot = snapshot
+        stepper._begin()
+        return stepper
+
+    def folded(self) -> Snapshot:
+        """The snapshot, with those of the child machines in it."""
+        snapshot = self.snapshot
+        if not self.actors:
+            return snapshot
+        children = dict(snapshot.children)
+        for actor in self.actors.values():
+            invocation = actor._invocation
+            child = children.get(invocation.id)
+            if child is not None and child.key == invocation.key:
+                children[invocation.id] = child._replace(snapshot=actor.dump())
+        return snapshot.replace(children=MappingProxyType(children))
+
+    def tree(self) -> Iterator[Stepper]:
+        """This machine and every living one below it."""
+        yield self
+        for actor in self.actors.values():
+            yield from actor.tree()
+
+    def waiting(self) -> Iterator[Waiting]:
+        """The services that wait for a result, here and below, in the order they were started."""
+        for actor in self.tree():
+            for name, child in actor.snapshot.children.items():
+                if child.status != "active" or actor._state != "running":
+                    continue
+                service = actor.logic.services.get(child.src)
+                if not isinstance(service, Machine):
+                    yield Waiting(
+                        actor.prefix + child.key, actor, _invocation(name, child, service)
+                    )
+
+    def timers(self) -> list[AgentAction]:
+        """Every pending timer and delayed send, the earliest first."""
+        found = [
+            AgentAction("timer", actor.id, name, timer.due_at)
+            for actor in self.tree()
+            if actor._state == "running"
+            for table in (actor.snapshot.timers, actor.snapshot.sends)
+            for name, timer in table.items()
+        ]
+        return sorted(found, key=lambda each: (each.due_at or 0.0, each.agent, each.id))
+
+    def note(self, waiting: Waiting, data: Any) -> None:
+        """Write into the snapshot what is known of a service so far."""
+        actor, name = waiting.actor, waiting.invocation.id
+        snapshot = actor.snapshot
+        children = {**snapshot.children, name: snapshot.children[name]._replace(snapshot=data)}
+        actor._snapshot = snapshot.replace(
+            rev=snapshot.rev + 1, children=MappingProxyType(children)
+        )
+
+    # What differs from a running machine
+
+    def post(self, event: str | Mapping[str, Any] | Event, **payload: Any) -> None:
+        self._accept(as_event(event, payload or None), INSIDE)
+
+    def _join(self, parent: Any) -> None:
+        self.tape = parent.tape
+        self.trusted = parent.trusted
+        self.prefix = f"{parent.prefix}{self._invocation.id}:" if self._invocation else ""
+
+    def _revive(self, restored: Snapshot) -> None:
+        """Take up the snapshot as it is: nothing is started again, nothing was interrupted."""
+        self._announce()
+        for name, child in restored.children.items():
+            if child.status != "active":
+                continue
+            service = self.logic.services.get(child.src)
+            invocation = _invocation(name, child, service)
+            if not isinstance(service, Machine):
+                self._start_service(invocation)
+            elif child.snapshot is None:
+                error = ServiceInterruptedError("the child's snapshot was not kept")
+                self._accept(failed(child.key, error), ENGINE)
+            else:
+                self._restore_actor(invocation, service, child.snapshot)
+
+    def _restore_actor(self, invocation: Invocation, machine: Machine, saved: Any) -> None:
+        self._check_breeding()
+        actor = type(self)(
+            machine,
+            clock=self.clock,
+            scope=self.host.scope,
+            ledger=self._ledger,
+            run=_nonce_of(self.host.run, invocation.key),
+            max_queue=self.max_queue,
+            parent=self,
+            id=f"{self.id}:{invocation.id}",
+        )
+        actor._snapshot = load(machine, saved, trusted=self.trusted)
+        actor._invocation = invocation
+        if self._looks_on(invocation):
+            actor._watched = actor._observed = True
+        self.actors[actor.id] = actor
+        actor._join(self)
+        actor._begin()
+        if actor._state in ("done", "error"):
+            self._actor_ended(actor)
+
+    def _start_service(self, invocation: Invocation) -> None:
+        """A service rests; one that has nothing to ask for ends at once."""
+        at_once = getattr(invocation.service, "step_at_once", None)
+        if at_once is not None:
+            output = at_once(ServiceScope(self, invocation))
+            if output is not None:
+                self._settle_child(invocation, output, None)
+
+    def _perform(self, effects: Iterable[Any], event: AnyEvent) -> None:
+        effects = tuple(effects)
+        for effect in effects:
+            action = self._action(effect)
+            if action is not None:
+                self.tape.actions.append(action)
+        super()._perform(effects, event)
+
+    def _action(self, effect: Any) -> AgentAction | None:
+        snapshot = self.snapshot
+        kind = type(effect)
+        if kind is ScheduleTimer:
+            timer = snapshot.timers.get(effect.id)
+            return timer and AgentAction("timer", self.id, effect.id, timer.due_at)
+        if kind is Send:
+            send = snapshot.sends.get(effect.id) if effect.delay else None
+            return send and AgentAction("timer", self.id, effect.id, send.due_at)
+        if kind is CancelTimer or kind is CancelSend:
+            return AgentAction("cancel", self.id, effect.id)
+        if kind is StartService or kind is Spawn:
+            return self._started(effect)
+        if kind is StopService:
+            return AgentAction("stop", self.id, self.prefix + effect.id)
+        if kind is Emit:
+            return AgentAction("emit", self.id, effect.event.type, value=dict(effect.event.payload))
+        if kind is Log:
+            return AgentAction("log", self.id, effect.label, value=effect.value)
+        return None
+
+    def _started(self, effect: Any) -> AgentAction | None:
+        """A service that is no request and no machine, so that the host performs it."""
+        child = self.snapshot.children.get(effect.id)
+        if child is None or child.status != "active":
+            return None
+        service = self.logic.services.get(child.src)
+        if isinstance(service, Machine) or hasattr(service, "step_requests"):
+            return None
+        return AgentAction(
+            "start", self.id, self.prefix + child.key, src=child.src, value=child.input
+        )
+
+    def _ask_hook(self, event: AnyEvent, origin: str) -> BeforeStep | Exception:
+        tape = self.tape
+        number = tape.asked
+        tape.asked += 1
+        if tape.recorded is not None:
+            noted = tape.recorded.get(number)
+            return _NOTHING if noted is None else noted(self, event)
+        verdict = super()._ask_hook(event, origin)
+        if verdict is not _NOTHING:
+            tape.verdicts[number] = (self._hook, event, verdict)
+        return verdict
+
+
+def _invocation(name: str, child: Any, service: Any) -> Invocation:
+    return Invocation(
+        name, child.key, child.src, service, child.state_id or None, None, child.input
+    )
