@@ -8,12 +8,14 @@ the name, where it has the form of one.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 __all__ = [
+    "AbortedError",
     "AgentConfigError",
     "AgentError",
     "ChartError",
+    "DecisionExhaustedError",
     "DecisionRefused",
     "GuardchartError",
     "LedgerError",
@@ -241,6 +243,35 @@ class DecisionRefused(AgentError):
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason
+
+
+class DecisionExhaustedError(AgentError):
+    """No answer to a decision could be taken; no event was sent.
+
+    ``attempts`` are the `DecisionAttempt` objects, oldest first; empty where the chart accepted
+    none of the candidates, so that nobody was asked.
+    """
+
+    code = "decision-exhausted"
+
+    def __init__(self, attempts: Sequence[Any] = ()) -> None:
+        self.attempts: tuple[Any, ...] = tuple(attempts)
+        failures = ", ".join(each.failure for each in self.attempts)
+        super().__init__(
+            f"no event that the chart takes was chosen in {len(self.attempts)} attempt(s): "
+            f"{failures}"
+            if failures
+            else "none of the events that may be chosen is accepted here"
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.attempts,)
+
+
+class AbortedError(AgentError):
+    """The signal of a run was set; no further model was asked."""
+
+    code = "aborted"
 
 
 class NotSentError(AgentError):

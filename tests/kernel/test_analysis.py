@@ -90,6 +90,13 @@ def test_accepted_events_are_in_document_order_without_the_engines() -> None:
     assert accepted_events(walk(rich(), "WORK")) == ("SAY", "COUNT", "CRASH", "LEAVE", "NEXT")
 
 
+def test_accepted_events_may_be_asked_for_by_name_where_a_wildcard_takes_them() -> None:
+    snapshot = initial_transition(chart({"say.*": {"actions": "act"}}))[0]
+    assert accepted_events(snapshot) == ()
+    asked = ("say.hi", "sing", "say.hi", "xstate.init")
+    assert accepted_events(snapshot, types=asked) == ("say.hi",)
+
+
 def test_accepted_events_of_a_finished_machine_are_none() -> None:
     assert accepted_events(walk(rich(), "FORK", "A", "B")) == ()
     assert accepted_events(walk(rich(), "CRASH")) == ()

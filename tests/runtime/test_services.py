@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from guardchart import NotSupportedError, SimulatedClock
-from guardchart.errors import ServiceInterruptedError
+from guardchart.errors import ChartError, ServiceInterruptedError
 from guardchart.runtime import Interpreter, MachineLogic, SyncInterpreter, create_machine
 from tests.runtime.conftest import Rig
 
@@ -678,3 +678,112 @@ async def test_a_loop_that_is_gone_is_no_error_for_a_body_that_hung_on() -> None
     await asyncio.to_thread(run)
     release.set()
     assert await asyncio.to_thread(ended.wait, 5)
+
+
+# --- services that are there to find an event --------------------------------------------------
+
+
+class Finder:
+    """A service whose output is an event for its machine."""
+
+    def __init__(self, event):
+        self.event = event
+
+    def __call__(self, input):
+        return self.event
+
+    def deliver(self, output):
+        return output
+
+
+class AsyncFinder(Finder):
+    is_async = True
+
+    async def __call__(self, input):
+        return self.event
+
+
+FOUND = {
+    "id": "m",
+    "initial": "a",
+    "context": {"order": []},
+    "states": {
+        "a": {
+            "invoke": {"src": "find", "onDone": {"actions": "done"}, "onError": "failed"},
+            "on": {"STAY": {"actions": "stay"}, "LEAVE": "left"},
+        },
+        "left": {},
+        "failed": {},
+    },
+}
+
+
+def _found(event, cls):
+    def note(name):
+        return lambda context, event: {"order": [*context["order"], name]}
+
+    actions = {"done": note("done"), "stay": note("stay")}
+    return create_machine(FOUND, MachineLogic(actions, services={"find": cls(event)}))
+
+
+@pytest.mark.parametrize(
+    ("event", "order", "state"),
+    [
+        ("STAY", ["stay", "done"], "m.a"),
+        ({"type": "LEAVE"}, [], "m.left"),
+        ("NOBODY", ["done"], "m.a"),
+        (7, [], "m.failed"),
+        ("xstate.init", ["done"], "m.a"),
+    ],
+)
+def test_an_event_that_a_service_delivers_is_taken_before_its_completion(event, order, state):
+    light = SyncInterpreter(_found(event, Finder)).start()
+    assert (light.context["order"], light.current_state_ids) == (order, {state})
+    light.stop()
+
+    async def main():
+        running = await Interpreter(_found(event, AsyncFinder)).start()
+        await running.idle()
+        running.stop()
+        return running
+
+    running = asyncio.run(main())
+    assert (running.context["order"], running.current_state_ids) == (order, {state})
+
+
+def test_a_service_that_stands_in_the_chart_runs():
+    child = create_machine(
+        {"id": "k", "initial": "x", "states": {"x": {"type": "final", "output": 2}}}
+    )
+    for src, output in ((lambda input: 1, 1), (child, 2)):
+        chart = {
+            "id": "m",
+            "initial": "a",
+            "states": {
+                "a": {
+                    "invoke": {
+                        "src": src,
+                        "onDone": {
+                            "target": "b",
+                            "actions": lambda context, event: {"got": event.data},
+                        },
+                    }
+                },
+                "b": {},
+            },
+        }
+        done = SyncInterpreter(create_machine(chart)).start()
+        assert done.context["got"] == output
+        done.stop()
+
+
+def test_a_service_may_refuse_the_chart_that_invokes_it():
+    class Picky:
+        def __call__(self, input):
+            return None
+
+        def on_machine(self, machine, invoke):
+            raise ChartError(f"not in {machine.id}", path=invoke.spec.path)
+
+    with pytest.raises(ChartError, match=r"\$\.states\.a\.invoke: not in m"):
+        create_machine(FOUND, MachineLogic(services={"find": Picky()}))

@@ -5,6 +5,7 @@ Everything of ``guardchart.gate`` that an agent's author needs is exported here 
 
 from __future__ import annotations
 
+from guardchart.agents._accepted import AllowedEvents, get_accepted_events
 from guardchart.agents._approval import pending_approval
 from guardchart.agents._budget_plugin import BudgetPlugin
 from guardchart.agents._budgets import Budget, budget_guards
@@ -16,6 +17,7 @@ from guardchart.agents._charts import (
     state_tools,
     validate_agent_chart,
 )
+from guardchart.agents._decisions import DecisionLogic, create_decision_logic
 from guardchart.agents._execute import (
     Executed,
     execute_agent_request,
@@ -74,7 +76,9 @@ from guardchart.agents._requests import (
     Generated,
     request_from_json,
 )
+from guardchart.agents._resolve import resolve_decision, resolve_decision_sync
 from guardchart.agents._run import AgentResult, run_agent, run_agent_sync
+from guardchart.agents._sources import agent_sources
 from guardchart.agents._stepper import AgentAction
 from guardchart.agents._steps import (
     AgentStep,
@@ -84,10 +88,13 @@ from guardchart.agents._steps import (
     transition_agent_step,
 )
 from guardchart.agents._structured import structured_output, validate_structured
+from guardchart.agents._text_logic import TextLogic, create_text_logic
 from guardchart.agents._trace import AgentTracePlugin
 from guardchart.errors import (
+    AbortedError,
     AgentConfigError,
     AgentError,
+    DecisionExhaustedError,
     NotSentError,
     RecordedFailure,
     ReplayDivergedError,
@@ -116,6 +123,7 @@ from guardchart.gate import (
 __all__ = [
     "AGENT_REDACT_KEYS",
     "ALL_TOOLS",
+    "AbortedError",
     "AgentAction",
     "AgentConfigError",
     "AgentDecisionExecutor",
@@ -134,6 +142,7 @@ __all__ = [
     "AgentTracePlugin",
     "AgentUserInput",
     "AgentUserInputExecutor",
+    "AllowedEvents",
     "AssistantMessage",
     "Budget",
     "BudgetPlugin",
@@ -143,6 +152,8 @@ __all__ = [
     "DEFAULT_MAX_OUTPUT_CHARS",
     "DEFAULT_TOOL_TIMEOUT_S",
     "DecisionAttempt",
+    "DecisionExhaustedError",
+    "DecisionLogic",
     "ErrorJsonOutput",
     "ErrorTextOutput",
     "Executed",
@@ -164,6 +175,7 @@ __all__ = [
     "Seal",
     "SystemMessage",
     "TOOL_LOOP",
+    "TextLogic",
     "TextOutput",
     "TextPart",
     "Tool",
@@ -179,15 +191,19 @@ __all__ = [
     "UserMessage",
     "WAITING_STATES",
     "agent_logic",
+    "agent_sources",
     "approval_event",
     "assistant_message",
     "budget_guards",
+    "create_decision_logic",
+    "create_text_logic",
     "decisions_event",
     "display",
     "execute_agent_request",
     "execute_agent_request_sync",
     "field",
     "fork",
+    "get_accepted_events",
     "get_agent_requests",
     "initial_agent_step",
     "instructor_available",
@@ -202,6 +218,8 @@ __all__ = [
     "request_from_json",
     "require_sdk",
     "resolve_agent_step",
+    "resolve_decision",
+    "resolve_decision_sync",
     "run_agent",
     "run_agent_sync",
     "scrub",

@@ -239,6 +239,7 @@ class AgentUserInput(Wire):
 
     Attributes:
         id: The invoke's id.
+        src: The source's name in the chart.
         prompt: What to ask.
         input_schema: JSON Schema of the answer, where one is expected.
         metadata: The host's own.
@@ -251,6 +252,7 @@ class AgentUserInput(Wire):
     model_config = ConfigDict(extra="forbid")
 
     id: str
+    src: str | None = None
     prompt: str | None = None
     input_schema: dict[str, Any] | None = None
     metadata: dict[str, Any] | None = None

@@ -1,9 +1,10 @@
 """From a Python signature, or a JSON Schema, to a strict check of arguments.
 
 Two kinds of `Shape` exist. `SignatureShape` wraps a pydantic model built from a function's
-parameters; validation runs in JSON mode with ``strict=True`` and ``extra="forbid"`` given *at
-the call*, where they override the configuration of every nested model, dataclass and TypedDict.
-`DocumentShape` wraps a JSON Schema document for tools known by nothing else.
+parameters, `TypeShape` a type that is there already; validation runs in JSON mode with
+``strict=True`` and ``extra="forbid"`` given *at the call*, where they override the configuration of
+every nested model, dataclass and TypedDict. `DocumentShape` wraps a JSON Schema document for tools
+known by nothing else.
 """
 
 from __future__ import annotations
@@ -29,10 +30,12 @@ __all__ = [
     "IdempotencyKey",
     "Shape",
     "SignatureShape",
+    "TypeShape",
     "declared_names",
     "errors_text",
     "model_shape",
     "signature_shape",
+    "type_shape",
 ]
 
 
@@ -201,26 +204,21 @@ def _nests(item: Any) -> bool:
     return isinstance(item, frozenset) or (isinstance(item, tuple) and any(map(_nests, item)))
 
 
-class SignatureShape:
-    """The arguments of a Python function."""
+class TypeShape:
+    """A JSON object that a pydantic type describes, strictly.
 
-    def __init__(
-        self,
-        model: type[pydantic.BaseModel],
-        fields: Mapping[str, str],
-        positional: tuple[str, ...],
-        keys: tuple[str, ...],
-        parameters: dict[str, Any],
-    ) -> None:
-        self.args_model: type[pydantic.BaseModel] | None = model
+    Args:
+        validator: pydantic's validator of the type.
+        serializer: its serializer.
+        parameters: the JSON Schema.
+    """
+
+    def __init__(self, validator: Any, serializer: Any, parameters: dict[str, Any]) -> None:
         self.parameters = parameters
-        self._fields = dict(fields)  # parameter -> field of the model
-        self._positional = positional
-        self._keys = keys
         self._declared = frozenset(declared_names(parameters, set()))
         self._unordered = _unordered(parameters)
-        self._validate = model.__pydantic_validator__.validate_json
-        self._dump = model.__pydantic_serializer__.to_python
+        self._validate = validator.validate_json
+        self._dump = serializer.to_python
 
     def _read(self, text: str | bytes) -> Any:
         try:
@@ -264,8 +262,26 @@ class SignatureShape:
         out, text = self._write(self._read(raw))
         given = to_json(out) == raw or encode(arguments) == text
         if not given and self._write(self._read(text))[1] != text:
-            raise ArgumentsRefused("the tool's validators change a value each time it is read")
+            raise ArgumentsRefused("its validators change a value each time it is read")
         return out, text
+
+
+class SignatureShape(TypeShape):
+    """The arguments of a Python function."""
+
+    def __init__(
+        self,
+        model: type[pydantic.BaseModel],
+        fields: Mapping[str, str],
+        positional: tuple[str, ...],
+        keys: tuple[str, ...],
+        parameters: dict[str, Any],
+    ) -> None:
+        super().__init__(model.__pydantic_validator__, model.__pydantic_serializer__, parameters)
+        self.args_model: type[pydantic.BaseModel] | None = model
+        self._fields = dict(fields)  # parameter -> field of the model
+        self._positional = positional
+        self._keys = keys
 
     def bind(self, text: str, key: str, call_id: str = "") -> tuple[list[Any], dict[str, Any]]:
         """Return fresh Python values for the function, read from canonical text."""
@@ -395,6 +411,31 @@ def _not_json(label: str, exc: Exception) -> AgentConfigError:
     )
 
 
+def type_shape(annotation: Any, label: str) -> TypeShape:
+    """Build the strict shape of an object that a model, dataclass or TypedDict describes.
+
+    Args:
+        annotation: the type.
+        label: how to name it in an error.
+
+    Raises:
+        AgentConfigError: it does not describe a JSON object.
+    """
+    try:
+        adapter: pydantic.TypeAdapter[Any] = pydantic.TypeAdapter(annotation)
+        parameters = _tidy(adapter.json_schema(by_alias=True, schema_generator=_Schema))
+    except Exception as exc:
+        raise AgentConfigError(
+            f"{label}: its type cannot be carried by JSON ({type(exc).__name__})"
+        ) from exc
+    top = parameters
+    if isinstance(parameters.get("$ref"), str):
+        top = parameters.get("$defs", {}).get(parameters["$ref"].rpartition("/")[2], {})
+    if top.get("type", "object") != "object":
+        raise AgentConfigError(f"{label}: its type does not describe an object")
+    return TypeShape(adapter.validator, adapter.serializer, parameters)
+
+
 def _holds_secret(schema: Any) -> bool:
     """Whether a parameter hides its value: pydantic marks such types write-only passwords."""
     if isinstance(schema, list):
@@ -446,29 +487,30 @@ class DocumentShape:
 
     args_model: type[pydantic.BaseModel] | None = None
 
-    def __init__(self, tool: str, schema: Mapping[str, Any]) -> None:
+    def __init__(self, tool: str, schema: Mapping[str, Any], *, label: str | None = None) -> None:
+        label = label or f"tool {tool!r}"
         try:
             import jsonschema
             import referencing
         except ImportError:
             raise MissingExtraError(
-                f"tool {tool!r} is known by a JSON Schema only, and jsonschema",
+                f"{label} is known by a JSON Schema only, and jsonschema",
                 'pip install "guardchart[jsonschema]"',
             ) from None
         try:
             document = json.loads(json.dumps(dict(schema), allow_nan=False))
         except (TypeError, ValueError, RecursionError):
-            raise AgentConfigError(f"tool {tool!r}: its schema is not JSON") from None
+            raise AgentConfigError(f"{label}: its schema is not JSON") from None
         if document.get("type", "object") != "object":
-            raise AgentConfigError(f"tool {tool!r}: its schema does not describe an object")
+            raise AgentConfigError(f"{label}: its schema does not describe an object")
         if _remote(document):
-            raise AgentConfigError(f"tool {tool!r}: its schema refers to another document")
+            raise AgentConfigError(f"{label}: its schema refers to another document")
         closed = _close({"type": "object", "properties": {}, **document})
         cls = jsonschema.validators.validator_for(closed, jsonschema.Draft202012Validator)
         try:
             cls.check_schema(closed)
         except jsonschema.SchemaError as exc:
-            raise AgentConfigError(f"tool {tool!r}: not a JSON Schema ({exc.validator})") from None
+            raise AgentConfigError(f"{label}: not a JSON Schema ({exc.validator})") from None
         # An explicit, empty registry: nothing is ever fetched for a reference.
         self._validator: Any = cls(closed, registry=referencing.Registry())
         self.parameters: dict[str, Any] = closed

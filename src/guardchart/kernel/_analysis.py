@@ -5,7 +5,7 @@ Nothing here runs an action or a service. Guards run in `can` only.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from guardchart.errors import StepError
@@ -27,6 +27,7 @@ __all__ = [
     "get_meta",
     "has_tag",
     "matches",
+    "named_events",
     "reachable",
     "to_mermaid",
     "unreachable",
@@ -96,7 +97,7 @@ def _matches_value(node: StateNode, value: Any, config: Configuration) -> bool:
 # Events
 
 
-def accepted_events(snapshot: Snapshot) -> tuple[str, ...]:
+def accepted_events(snapshot: Snapshot, *, types: Iterable[str] = ()) -> tuple[str, ...]:
     """Return the event types that the active states can take, guards not evaluated.
 
     Types the engine makes are left out, so are types that are forbidden here whatever the
@@ -104,9 +105,11 @@ def accepted_events(snapshot: Snapshot) -> tuple[str, ...]:
 
     Args:
         snapshot: The snapshot to ask; its machine need not be bound.
+        types: Types to ask for beside those that the chart names: a wildcard may take them.
 
     Returns:
-        The types in document order; none once the machine is done or in error.
+        The types in document order, those asked for last; none once the machine is done or in
+        error.
 
     >>> from guardchart.kernel import create_machine, initial_transition
     >>> machine = create_machine({"id": "lamp", "initial": "off", "states": {
@@ -117,7 +120,8 @@ def accepted_events(snapshot: Snapshot) -> tuple[str, ...]:
     if snapshot.status != "active":
         return ()
     found: list[str] = []
-    for event_type in _types(snapshot.machine):
+    extra = (each for each in types if not is_reserved(each))
+    for event_type in dict.fromkeys((*named_events(snapshot.machine), *extra)):
         row = snapshot.config.row(event_type)
         if row is not None and any(_can_take(one) for one in row.selections):
             found.append(event_type)
@@ -164,7 +168,8 @@ def can(snapshot: Snapshot, event: Event | Mapping[str, Any] | str) -> bool:
     return any(not transition.idle for transition in chosen)
 
 
-def _types(machine: Machine) -> dict[str, None]:
+def named_events(machine: Machine) -> dict[str, None]:
+    """The event types that a chart names, in document order; the engine's own are left out."""
     return {
         key: None
         for node in machine.order

@@ -202,6 +202,12 @@ def _finish(machine: Machine) -> Machine:
     hook = getattr(machine.logic, "on_machine", None)
     if callable(hook):
         hook(machine)
+    for node in machine.order:
+        for invoke in node.invokes:
+            # A service may look at the chart that invokes it, and refuse it.
+            check = getattr(invoke.service, "on_machine", None)
+            if callable(check):
+                check(machine, invoke)
     return machine
 
 

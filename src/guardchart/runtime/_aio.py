@@ -243,8 +243,10 @@ class Interpreter(InterpreterBase):
         if inspect.isawaitable(output) and self.is_current(invocation):
             self._start_task(invocation, awaited, output)
             return
-        if inspect.iscoroutine(output):
-            output.close()
+        if inspect.isawaitable(output):
+            close: Callable[[], None] | None = getattr(output, "close", None)
+            if close is not None:
+                close()
         self._finish(invocation, output, error)
         self._notify()
 

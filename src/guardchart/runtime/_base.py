@@ -30,6 +30,7 @@ from guardchart.kernel import (
     Spawn,
     StartService,
     StopService,
+    as_event,
     done,
     failed,
     fired,
@@ -221,7 +222,7 @@ class InterpreterBase(InterpreterSteps):
                 return
             kind = type(effect)
             if kind is StartService:
-                service = self.logic.services.get(effect.src)
+                service = self.logic.services.get(effect.src) or self._written(effect)
                 self._start(effect.id, service, effect.state_id, event)
             elif kind is StopService:
                 self._stop_child(effect.id)
@@ -238,6 +239,14 @@ class InterpreterBase(InterpreterSteps):
             elif kind is Log:
                 _LOG.info("%s: %s", self.id, effect.label)
             # Timers and delayed sends are read from the snapshot.
+
+    def _written(self, effect: StartService) -> Any:
+        """A service that stands in the chart itself, in place of a name."""
+        node = self.machine.nodes.get(effect.state_id)
+        for each in () if node is None else node.invokes:
+            if each.id == effect.id and not isinstance(each.spec.src, str):
+                return each.service
+        return None
 
     def _start(self, name: str, service: Any, state_id: str | None, event: AnyEvent) -> None:
         snapshot = self._snapshot
@@ -362,6 +371,12 @@ class InterpreterBase(InterpreterSteps):
         """A service returned or raised: tell the machine, or charge what came too late."""
         self._flying.pop(invocation.key, None)
         if self.is_current(invocation):
+            deliver = getattr(invocation.service, "deliver", None)
+            if deliver is not None and error is None:
+                error = self._deliver(deliver, output)
+                # Where its event has led out of the state nobody waits for the service.
+                if not self.is_current(invocation):
+                    return
             self._settle_child(invocation, output, error)
             return
         late = getattr(invocation.service, "late", None)
@@ -373,6 +388,14 @@ class InterpreterBase(InterpreterSteps):
                 InterpreterCore.update_context(self, updates)
         except Exception as fault:
             self._fault(fault)
+
+    def _deliver(self, deliver: Any, output: Any) -> Exception | None:
+        """Take the event a service was there to find, before its completion."""
+        try:
+            self._accept(as_event(deliver(output)), INSIDE)
+        except Exception as error:
+            return error
+        return None
 
     def _settle_child(
         self, invocation: Invocation, output: Any, error: BaseException | None

@@ -154,18 +154,21 @@ class Manner(NamedTuple):
         bounded: Whether a sync one promises to end before any deadline: its ``bounded`` is
             True. It is called in the caller's thread even while a deadline is pending, which
             spares it the way to a worker and back.
+        delivers: Whether its output is an event for the machine, to be taken first.
     """
 
     service: Any
     form: int
     is_async: bool
     bounded: bool
+    delivers: bool
 
 
 def manner_of(service: Any) -> Manner:
     """How ``service`` is to be called."""
     bounded = getattr(service, "bounded", False) is True
-    return Manner(service, _form(service), is_async_service(service), bounded)
+    delivers = getattr(service, "deliver", None) is not None
+    return Manner(service, _form(service), is_async_service(service), bounded, delivers)
 
 
 def call_service(

@@ -229,7 +229,8 @@ class SyncInterpreter(InterpreterBase):
             except Exception as error:
                 self._finish(invocation, None, error)
             else:
-                if type(output) in _PLAIN and self._unwatched():
+                plain = type(output) in _PLAIN and not manner.delivers
+                if plain and self._unwatched():
                     self._step_at_once(done(invocation.key, output))
                 else:
                     self._land(invocation, output, None)
