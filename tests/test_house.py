@@ -31,7 +31,14 @@ SRC = ROOT / "src" / "guardchart"
 ALLOWED: dict[str, set[str]] = {
     "persistence": {"psycopg", "psycopg_pool"},
     "gate": {"pydantic", "pydantic_core", "typing_extensions", "jsonschema", "referencing"},
-    "agents": {"pydantic", "pydantic_core", "jsonschema", "instructor", "opentelemetry"},
+    "agents": {
+        "pydantic",
+        "pydantic_core",
+        "jsonschema",
+        "instructor",
+        "opentelemetry",
+        "genai_prices",
+    },
     "langgraph": {"langgraph", "langchain_core", "pydantic"},
     "langchain": {"langchain", "langchain_core", "langgraph", "langsmith", "pydantic"},
     "pydantic_ai": {"pydantic_ai", "pydantic", "pydantic_core"},
@@ -53,6 +60,7 @@ IMPURE_BUILTINS = {"breakpoint", "eval", "exec", "input", "open", "print", "__im
 FRAMEWORKS = (
     "langgraph", "langchain", "langchain_core", "langsmith", "pydantic_ai", "instructor", "openai",
     "anthropic", "psycopg", "psycopg_pool", "dbos", "temporalio", "opentelemetry", "jsonschema",
+    "genai_prices",
 )  # fmt: skip
 
 # The two workflow engines are not among the `dev` dependencies.

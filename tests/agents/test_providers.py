@@ -5,22 +5,19 @@ import types
 import pytest
 
 from guardchart.agents._models import ModelResponse, Usage
+from guardchart.agents._prices import check_prices, price, read_usage
+from guardchart.agents._provider_model import ProviderModel
 from guardchart.agents._providers import (
-    ProviderModel,
-    check_prices,
     field,
     items,
     own_name,
-    price,
     read_arguments,
-    read_usage,
     require_sdk,
-    text_of,
     tool_parts,
     wire_name,
     wire_names,
 )
-from guardchart.errors import AgentConfigError, AgentError, MissingExtraError, NotSupportedError
+from guardchart.errors import AgentConfigError, AgentError, MissingExtraError
 
 SHEET = {"input_per_mtok": 3.0, "output_per_mtok": 15.0}
 
@@ -140,12 +137,6 @@ def test_items_refuses_a_response_field_that_is_no_list():
         items("text", "choices")
 
 
-def test_text_of_refuses_content_that_is_not_text_yet():
-    assert text_of({"content": "x"}) == "x" and text_of({}) == ""
-    with pytest.raises(NotSupportedError, match="text"):
-        text_of({"content": [{"type": "image"}]})
-
-
 def test_tool_parts_reads_both_shapes_and_fills_in_an_empty_schema():
     schema = {"type": "object", "properties": {"n": {"type": "integer"}}}
     flat = {"name": "a", "description": "d", "parameters": schema}
@@ -220,3 +211,35 @@ async def test_provider_model_answers_whatever_create_returns():
 def test_provider_model_knows_its_name_and_prices():
     model = model_of(Client().create)
     assert (model.name, model.prices, model.max_output_tokens) == ("m", None, None)
+
+
+def test_provider_model_capped_keeps_the_smaller_cap_and_leaves_the_original_alone():
+    sent = []
+
+    def create(**kw):
+        sent.append(kw)
+        return "x"
+
+    model = ProviderModel(
+        create,
+        "m",
+        request=lambda *_: {},
+        parse=lambda response, names: ModelResponse(response),
+        cap_option="max_completion_tokens",
+        max_output_tokens=100,
+    )
+    assert model.capped(500) is model
+    model.capped(40)([], [])
+    model([], [])
+    assert [each["max_completion_tokens"] for each in sent] == [40, 100]
+
+
+@pytest.mark.parametrize("cap", [0, -1, True, 1.5, "9"])
+def test_provider_model_refuses_a_cap_that_is_no_number_of_tokens(cap):
+    with pytest.raises(AgentConfigError, match="capped"):
+        model_of(Client().create).capped(cap)
+
+
+def test_provider_model_without_a_reader_does_not_stream():
+    with pytest.raises(AgentConfigError, match="does not stream"):
+        model_of(Client().create).stream([], [])

@@ -13,7 +13,7 @@ from guardchart.anthropic import (
     to_anthropic_messages,
     to_anthropic_tools,
 )
-from guardchart.errors import AgentConfigError, AgentError, MissingExtraError, NotSupportedError
+from guardchart.errors import AgentConfigError, AgentError, MissingExtraError
 from guardchart.gate import ToolCall
 from tests.agents.loopback import fixture
 
@@ -121,11 +121,6 @@ def test_anthropic_messages_leave_the_conversation_alone():
     before = repr(CONVERSATION)
     to_anthropic_messages(CONVERSATION)
     assert repr(CONVERSATION) == before
-
-
-def test_anthropic_messages_refuse_content_that_is_not_text():
-    with pytest.raises(NotSupportedError):
-        to_anthropic_messages([{"role": "user", "content": [{"type": "image"}]}])
 
 
 def test_anthropic_tools_fit_the_published_request_schema():

@@ -7,7 +7,7 @@ from pydantic import TypeAdapter
 
 from guardchart.agents._messages import assistant_turn, system_turn, tool_turn, user_turn
 from guardchart.agents._models import Usage, is_async_model, reports_cost
-from guardchart.errors import AgentConfigError, AgentError, MissingExtraError, NotSupportedError
+from guardchart.errors import AgentConfigError, AgentError, MissingExtraError
 from guardchart.gate import ToolCall
 from guardchart.openai import (
     from_openai_response,
@@ -78,11 +78,6 @@ def test_openai_messages_leave_the_conversation_alone():
     before = repr(CONVERSATION)
     to_openai_messages(CONVERSATION)
     assert repr(CONVERSATION) == before
-
-
-def test_openai_messages_refuse_content_that_is_not_text():
-    with pytest.raises(NotSupportedError):
-        to_openai_messages([{"role": "user", "content": [{"type": "image_url"}]}])
 
 
 def test_openai_tools_fit_the_published_request_schema():

@@ -58,7 +58,8 @@ from guardchart.agents._parts import (
     tool_message,
     user_message,
 )
-from guardchart.agents._providers import field, price, require_sdk
+from guardchart.agents._prices import price
+from guardchart.agents._providers import field, require_sdk
 from guardchart.agents._replay import Fork, fork, replay
 from guardchart.agents._requests import (
     AgentDecisionExecutor,

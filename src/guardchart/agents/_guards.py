@@ -93,6 +93,7 @@ class LoopGuards:
             turn.tool_calls,
             turn.usage,
             turn.model,
+            turn.finish_reason,
             verdicts=tuple(verdicts),
             charged=getattr(turn, "charged", False),
         )

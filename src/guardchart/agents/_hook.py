@@ -130,6 +130,7 @@ class LedgerHook:
             judged.tool_calls,
             judged.usage,
             judged.model,
+            judged.finish_reason,
             verdicts=judged.verdicts,
             row_ids=tuple(None if row is None else row.id for row in rows),
             charged=judged.charged,

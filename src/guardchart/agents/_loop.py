@@ -185,6 +185,7 @@ def agent_logic(
         raise AgentConfigError("agent_logic: retry must be a RetryPolicy of guardchart.agents")
     budget = Budget.of(budgets)
     _warn_of_cost(budget, model)
+    model = _capped(budget, model)
     policy = retry if retry is not None else RetryPolicy()
     is_async = is_async_model(model) if sync is None else not sync
     settings = AgentSettings(registry, policy, ledger, budget_scope)
@@ -304,6 +305,14 @@ def _warn_of_cost(budget: Budget, model: Any) -> None:
             "max_usd is set, but the model reports no cost; pass prices= to the adapter",
             stacklevel=3,
         )
+
+
+def _capped(budget: Budget, model: Any) -> Any:
+    """A model whose answers declare a cap, so that a token budget is overshot by that at most."""
+    capped = getattr(model, "capped", None)
+    if budget.max_tokens is None or budget.max_tokens < 1 or not callable(capped):
+        return model
+    return capped(budget.max_tokens)
 
 
 def _batch_timeout(registry: ToolRegistry) -> Callable[[Mapping[str, Any], Any], float]:

@@ -1,8 +1,9 @@
 """What the loop knows of a model: a call, a response, its usage, and a scripted fake.
 
 A ``ModelCall`` is any callable ``(messages, tools) -> ModelResponse``, plain or async. The
-adapters for real providers live in guardchart.openai and guardchart.anthropic; streaming will
-be a second, optional method of a model and changes nothing here.
+adapters for real providers live in guardchart.openai and guardchart.anthropic. Two methods are
+optional: ``stream(messages, tools, on_chunk)`` gives the same turn and tells its text piece by
+piece, and ``capped(max_output_tokens)`` gives a model whose answers have at most so many tokens.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import asyncio
 import atexit
 import functools
 import inspect
+import re
 import threading
 import uuid
 import weakref
@@ -70,6 +72,7 @@ class ModelResponse:
         tool_calls: Proposed calls, in the model's order; kept as a tuple.
         usage: What the call consumed.
         model: The model's name, as the provider gives it.
+        finish_reason: Why the answer ended, in the provider's words.
 
     Example:
         >>> ModelResponse("hello").tool_calls
@@ -80,6 +83,7 @@ class ModelResponse:
     tool_calls: Sequence[ToolCall] = ()
     usage: Usage = Usage()
     model: str | None = None
+    finish_reason: str | None = None
 
     def __post_init__(self) -> None:
         if type(self.tool_calls) is not tuple:
@@ -224,6 +228,34 @@ class FakeModel:
             self._answer_async(messages, tools) if self.is_async else self._answer(messages, tools)
         )
 
+    def stream(
+        self,
+        messages: list[Message],
+        tools: list[ToolSchema],
+        on_chunk: Callable[[str], Any] | None = None,
+    ) -> ModelResponse | Awaitable[ModelResponse]:
+        """Answer with the script's next item, its text told word by word.
+
+        Example:
+            >>> words = []
+            >>> model = FakeModel([{"text": "It is sunny."}], is_async=False)
+            >>> model.stream([], [], words.append).text, words
+            ('It is sunny.', ['It', ' is', ' sunny.'])
+        """
+        answer: Any = self(messages, tools)
+        if self.is_async:
+            return self._stream_async(answer, on_chunk)
+        for piece in _pieces(answer.text, on_chunk):
+            piece()
+        return answer  # type: ignore[no-any-return]
+
+    async def _stream_async(self, answer: Any, on_chunk: Any) -> ModelResponse:
+        turn: ModelResponse = await answer
+        for piece in _pieces(turn.text, on_chunk):
+            piece()
+            await asyncio.sleep(0)
+        return turn
+
     def release(self) -> None:
         """Let every sync call that hangs, now or later, raise ``AgentError`` instead."""
         self._released.set()
@@ -258,6 +290,12 @@ class FakeModel:
         if answer is _HANG:
             await asyncio.get_running_loop().create_future()
         return answer  # type: ignore[no-any-return]
+
+
+def _pieces(text: Any, on_chunk: Any) -> Iterable[Callable[[], Any]]:
+    if on_chunk is None or not isinstance(text, str):
+        return ()
+    return (functools.partial(on_chunk, piece) for piece in re.findall(r"\s*\S+|\s+$", text))
 
 
 class _Hang:

@@ -11,10 +11,11 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Final, Protocol, Self
 
+from guardchart.errors import AgentError
 from guardchart.runtime import ServiceScope
 from guardchart.runtime._plugins import contained
 
-__all__ = ["Tracer", "Watch", "watch_model", "watch_tool"]
+__all__ = ["Tracer", "Watch", "chunk_listener", "watch_model", "watch_tool"]
 
 Ended = Callable[[Any, BaseException | None], None]
 """``(result, error)``: how a call ended; both None where it was answered by nothing."""
@@ -99,3 +100,32 @@ def _watch(scope: ServiceScope | None, method: str, *args: Any) -> Watch:
         if start is not None:
             contained("the beginning of a call", begin, start)
     return Watch(begun) if begun else _UNWATCHED
+
+
+def chunk_listener(scope: ServiceScope | None) -> Callable[[str], None] | None:
+    """Who is told the pieces of an answer as they arrive; None where nobody is.
+
+    Plugins with ``on_chunk``, and the chart itself where it handles ``STREAM``, whose ``data``
+    is then ``{"delta": text}``.
+
+    Returns:
+        What to call with each piece, on the thread where the answer is read. It raises
+        ``AgentError`` once the state has been left, which ends the stream.
+    """
+    if scope is None:
+        return None
+    interpreter, invocation = scope.interpreter, scope.invocation
+    told = [each.on_chunk for each in interpreter.plugins if hasattr(each, "on_chunk")]
+    charted = "STREAM" in interpreter.machine.event_types
+    if not told and not charted:
+        return None
+
+    def tell(chunk: str) -> None:
+        if not scope.active:
+            raise AgentError("the answer is not waited for any more")
+        for each in told:
+            contained("on_chunk", each, interpreter, invocation, chunk)
+        if charted:
+            contained("STREAM", scope.stream, {"delta": chunk})
+
+    return tell

@@ -11,7 +11,7 @@ from guardchart.agents._budgets import add_usage, clamp_usage
 from guardchart.agents._calls import CallResult, PendingCalls
 from guardchart.agents._context import pending_calls, request_messages
 from guardchart.agents._models import ModelCall, ModelResponse, Usage, is_async_model
-from guardchart.agents._observe import watch_model
+from guardchart.agents._observe import chunk_listener, watch_model
 from guardchart.agents._parts import messages_from_compact
 from guardchart.agents._recorded import load_failure, load_turn, plain
 from guardchart.agents._requests import AgentTextRequest, AgentToolRequest
@@ -55,7 +55,7 @@ class CallModel:
         if self.is_async:
             return self._ask(scope, messages, schemas)
         with watch_model(scope, self.model, messages, schemas) as watch:
-            answer = self.model(messages, schemas)
+            answer = self._begin(scope, messages, schemas)
             if inspect.isawaitable(answer):
                 if inspect.iscoroutine(answer):
                     answer.close()
@@ -94,10 +94,18 @@ class CallModel:
         self, scope: ServiceScope | None, messages: list[Any], schemas: list[Any]
     ) -> ModelTurn:
         with watch_model(scope, self.model, messages, schemas) as watch:
-            answer: Any = self.model(messages, schemas)
+            answer: Any = self._begin(scope, messages, schemas)
             turn = _turn(await answer if inspect.isawaitable(answer) else answer)
             watch.ended(turn)
         return turn
+
+    def _begin(self, scope: ServiceScope | None, messages: list[Any], schemas: list[Any]) -> Any:
+        """Ask the model; piece by piece where it can and somebody listens."""
+        stream = getattr(self.model, "stream", None)
+        listener = None if stream is None else chunk_listener(scope)
+        if stream is None or listener is None:
+            return self.model(messages, schemas)
+        return stream(messages, schemas, listener)
 
     def settle(self, context: Mapping[str, Any], outcome: Any) -> dict[str, Any]:
         """One more turn and its usage; a failed call is a turn too."""
@@ -105,7 +113,8 @@ class CallModel:
 
     def late(self, context: Mapping[str, Any], outcome: Any) -> dict[str, Any]:
         """The usage of a call whose turn was counted when its deadline fired."""
-        return add_usage(context, _usage(outcome))
+        used = _usage(outcome)
+        return add_usage(context, used) if used != Usage() else {}
 
 
 def _turn(answer: Any) -> ModelTurn:
@@ -118,7 +127,12 @@ def _turn(answer: Any) -> ModelTurn:
     if not all(isinstance(call, ToolCall) for call in answer.tool_calls):
         raise AgentError("a model's tool_calls must be ToolCall objects")
     return ModelTurn(
-        answer.text, answer.tool_calls, clamp_usage(answer.usage), answer.model, charged=True
+        answer.text,
+        answer.tool_calls,
+        clamp_usage(answer.usage),
+        answer.model,
+        answer.finish_reason,
+        charged=True,
     )
 
 

@@ -12,13 +12,12 @@ from langchain_core.runnables import Runnable
 from guardchart.agents import Message, ModelResponse
 from guardchart.agents._messages import safe_text
 from guardchart.agents._models import ToolSchema
+from guardchart.agents._prices import check_prices, read_usage
 from guardchart.agents._providers import (
     Names,
     check_options,
-    check_prices,
     own_name,
     read_arguments,
-    read_usage,
     tool_parts,
     wire_name,
     wire_names,

@@ -261,10 +261,11 @@ class Interpreter(InterpreterBase):
         failure: BaseException | None = None
         try:
             output = await fn(*args)
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as cancelled:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 self._flying.pop(invocation.key, None)
+                self._charge(invocation, cancelled)
                 self._notify()
                 raise
             failure = NotSupportedError("the service was cancelled, but not by the machine")

@@ -378,12 +378,16 @@ class InterpreterBase(InterpreterSteps):
                 if not self.is_current(invocation):
                     return
             self._settle_child(invocation, output, error)
-            return
+        else:
+            self._charge(invocation, output if error is None else error)
+
+    def _charge(self, invocation: Invocation, outcome: Any) -> None:
+        """Let a service whose state was left still add what it used to the context."""
         late = getattr(invocation.service, "late", None)
         if late is None or self._state != "running":
             return
         try:
-            updates = late(self.snapshot.context, output if error is None else error)
+            updates = late(self.snapshot.context, outcome)
             if updates:
                 InterpreterCore.update_context(self, updates)
         except Exception as fault:

@@ -74,10 +74,11 @@ def _discard(handle: asyncio.Handle) -> None:
 
 
 def _tell(task: asyncio.Task[Any], ended: Ended) -> None:
-    if task.cancelled():
-        ended(None, asyncio.CancelledError())
-        return
-    error = task.exception()
+    error: BaseException | None
+    try:
+        error = task.exception()
+    except asyncio.CancelledError as cancelled:
+        error = cancelled
     if error is not None:
         ended(None, error)
     else:

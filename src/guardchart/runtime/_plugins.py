@@ -29,6 +29,7 @@ HOOKS = (
     "on_service_start",
     "on_service_done",
     "on_service_error",
+    "on_chunk",
     "on_context",
     "on_done",
     "on_error",
@@ -78,6 +79,12 @@ class Plugin(Protocol):
 
     def on_service_error(self, interpreter: Any, invocation: Any, error: Any) -> None:
         """It raised."""
+
+    def on_chunk(self, interpreter: Any, invocation: Any, chunk: str) -> None:
+        """A service gave a piece of its text; called where the service runs.
+
+        Of one invocation they come in order; those of services side by side may mingle.
+        """
 
     def on_context(self, interpreter: Any, updates: dict[str, Any]) -> None:
         """`update_context` wrote these keys."""

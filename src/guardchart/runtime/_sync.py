@@ -274,6 +274,8 @@ class SyncInterpreter(InterpreterBase):
             if self.is_current(invocation):
                 error = NotSupportedError("the service was cancelled, but not by the machine")
                 self._finish(invocation, None, error)
+            else:
+                self._charge(invocation, error)
         elif type(output) in _PLAIN or not inspect.isawaitable(output):
             self._finish(invocation, output, error)
         elif self._allow_async and self.is_current(invocation):
