@@ -10,9 +10,10 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from guardchart.errors import DecisionRefused
+from guardchart.errors import AgentConfigError, DecisionRefused
 from guardchart.gate._seal import Seal
 from guardchart.persistence import Decision
+from guardchart.runtime._address import DECISIONS
 
 __all__ = [
     "HUMAN_EVENTS",
@@ -28,7 +29,7 @@ __all__ = [
 APPROVED: Final = "HUMAN_APPROVED"
 REJECTED: Final = "HUMAN_REJECTED"
 DECIDED: Final = "HUMAN_DECIDED"
-HUMAN_EVENTS: Final = frozenset({APPROVED, REJECTED, DECIDED})
+HUMAN_EVENTS: Final = DECISIONS
 """The types by which a person decides; they count only where they come from outside."""
 SIGNATURE: Final = "signature"
 _MAX_REASON = 2000
@@ -68,9 +69,13 @@ def approval_event(
     """Return the event that approves exactly the calls that were shown, digests included.
 
     Args:
-        pending: items of `pending_approval`, as the reviewer saw them.
+        pending: items of `pending_approval`, as the reviewer saw them: of one agent, whose
+            ``agent_id`` the event then names.
         by: who approves, for the record.
         again: True reopens calls that were closed without running.
+
+    Raises:
+        AgentConfigError: The items are of several agents; send one event for each.
 
     >>> approval_event([{"id": "c1", "digest": "ab"}])
     {'type': 'HUMAN_APPROVED', 'call_ids': ['c1'], 'digests': {'c1': 'ab'}}
@@ -80,11 +85,18 @@ def approval_event(
         "call_ids": [item["id"] for item in pending],
         "digests": {item["id"]: item["digest"] for item in pending},
     }
-    return _by(event, by, again)
+    agents = {item.get("agent_id") for item in pending}
+    if len(agents) > 1:
+        raise AgentConfigError("the calls are of several agents; make one event for each agent_id")
+    return _by(event, by, again, agents.pop() if agents else None)
 
 
 def decisions_event(
-    decisions: Iterable[Mapping[str, Any]], by: str | None = None, *, again: bool = False
+    decisions: Iterable[Mapping[str, Any]],
+    by: str | None = None,
+    *,
+    again: bool = False,
+    agent_id: str | None = None,
 ) -> dict[str, Any]:
     """Return the event that decides call by call.
 
@@ -93,15 +105,20 @@ def decisions_event(
             ``approve``, ``reject`` or ``edit``.
         by: who decides, for the record.
         again: True reopens calls that were closed without running.
+        agent_id: whose calls they are, as `pending_approval` shows it of an agent below.
 
     >>> decisions_event([{"id": "c1", "decision": "reject"}], by="ann")["by"]
     'ann'
     """
     event = {"type": DECIDED, "decisions": [dict(item) for item in decisions]}
-    return _by(event, by, again)
+    return _by(event, by, again, agent_id)
 
 
-def _by(event: dict[str, Any], by: str | None, again: bool) -> dict[str, Any]:
+def _by(
+    event: dict[str, Any], by: str | None, again: bool, agent_id: str | None
+) -> dict[str, Any]:
+    if agent_id is not None:
+        event["agent_id"] = agent_id
     if by is not None:
         event["by"] = by
     if again:

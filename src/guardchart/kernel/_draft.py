@@ -19,6 +19,7 @@ from guardchart.kernel._events import Event, as_event, is_reserved
 from guardchart.kernel._state import DelayedSend
 
 if TYPE_CHECKING:
+    from guardchart.kernel._compile import Machine
     from guardchart.kernel._nodes import StateNode
     from guardchart.kernel._run import Run
 
@@ -190,22 +191,31 @@ class Scope:
     """The machine as one running action may act on it. Valid while the action runs.
 
     ``id``, ``parent`` and ``engine`` (``"sync"`` or ``"async"``) come from the host and are
-    None in the pure functions; ``state_id`` is the state whose action this is.
+    None in the pure functions; ``mixed`` tells whether that engine runs services of the other
+    kind as well. ``node`` is the state whose action this is, ``state_id`` its id, ``machine``
+    its machine.
     """
 
-    __slots__ = ("_run", "context", "engine", "id", "parent", "state_id")
+    __slots__ = ("_run", "context", "engine", "id", "mixed", "node", "parent", "state_id")
 
     def __init__(self, run: Run, host: Any, node: StateNode, context: Mapping[str, Any]) -> None:
         self._run = run
         self.id: str | None = getattr(host, "id", None)
         self.parent: Any = getattr(host, "parent", None)
         self.engine: str | None = getattr(host, "engine", None)
+        self.mixed: bool = getattr(host, "mixed", False)
+        self.node = node
         self.state_id = node.id
         self.context = context
 
+    @property
+    def machine(self) -> Machine:
+        """The machine."""
+        return self._run.machine
+
     def send(self, event: str | Mapping[str, Any] | Event, /, **payload: Any) -> None:
         """Queue an external event to this machine; handled after this macrostep."""
-        self._push(Send(None, _outgoing(event, payload)))
+        self._push(Send(None, self._own(event, payload)))
 
     def send_to(
         self,
@@ -215,11 +225,11 @@ class Scope:
         **payload: Any,
     ) -> None:
         """Send an event to the child with this id (``"#parent"`` for the parent)."""
-        self._push(Send(target, _outgoing(event, payload)))
+        self._push(Send(target, self._own(event, payload)))
 
     def send_parent(self, event: str | Mapping[str, Any] | Event, /, **payload: Any) -> None:
         """Send an event to the machine that started this one."""
-        self._push(Send("#parent", _outgoing(event, payload)))
+        self._push(Send("#parent", self._own(event, payload)))
 
     def send_after(
         self,
@@ -240,7 +250,7 @@ class Scope:
         """
         run = self._run
         delay_ms = checked_delay(delay)
-        made = _outgoing(event, {})
+        made = self._own(event, {})
         if id is None:
             taken = len(run.sends)
             while f"send-{run.rev}-{taken}" in run.sends:
@@ -259,7 +269,7 @@ class Scope:
 
     def raise_(self, event: str | Mapping[str, Any] | Event, /, **payload: Any) -> None:
         """Queue an internal event: handled within this macrostep, before any external one."""
-        self._run.queue.append((_outgoing(event, payload), False))
+        self._run.queue.append((self._own(event, payload), False))
 
     def emit(self, event: str | Mapping[str, Any] | Event, /, **payload: Any) -> None:
         """Hand an event to outside listeners."""
@@ -288,6 +298,15 @@ class Scope:
 
     def _push(self, effect: Effect) -> None:
         self._run.effects.append(effect)
+
+    def _own(self, event: str | Mapping[str, Any] | Event, payload: Mapping[str, Any]) -> Event:
+        """The event as this state's: a copy where the object is somebody's already."""
+        made = _outgoing(event, payload)
+        if made is event:
+            made = copy.copy(made)
+        node = self.node
+        made.sender = (node.key, *(each.key for each in node.ancestors))
+        return made
 
 
 def _outgoing(event: str | Mapping[str, Any] | Event, payload: Mapping[str, Any]) -> Event:

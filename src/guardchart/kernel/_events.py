@@ -32,6 +32,11 @@ def is_reserved(event_type: str) -> bool:
 class Event:
     """One thing that happened: a type and a payload. Treat it as immutable.
 
+    An event that an action sent also has ``sender``: the names its sender goes by, as the
+    machine knows them, whatever the payload says. For a machine's own actions these are the
+    keys of the state and its ancestors, for a child the name of its source, for a parent its
+    id. An event from outside has none, and JSON keeps none.
+
     Args:
         type: the event's type, e.g. ``"USER_MESSAGE"``.
         payload: what came with it; a dict on every event, ``{}`` where nothing came.
@@ -43,7 +48,9 @@ class Event:
     3
     """
 
-    __slots__ = ("payload", "type")
+    __slots__ = ("payload", "sender", "type")
+
+    sender: tuple[str, ...]
 
     def __init__(self, type: str, payload: Mapping[str, Any] | None = None) -> None:
         if not isinstance(type, str) or not type:

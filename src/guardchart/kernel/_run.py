@@ -390,12 +390,20 @@ class Run:
             while f"{name}-{n}" in self.children:
                 n += 1
             child_id = f"{name}-{n}"
-        elif child_id in self.children or (1, child_id) in self.pending:
+        elif (1, child_id) in self.pending or self._lives(child_id):
             raise StepError("spawn: a child with this id exists")
         key = f"{child_id}@{self.rev}"
         self._set_child(child_id, Child(name, key, "active", given, None, True, ""))
         self.effects.append(Spawn(child_id, src, given))
         return child_id
+
+    def _lives(self, child_id: str) -> bool:
+        """Whether a child has this id; one of which the host knows that it is over gives way."""
+        child = self.children.get(child_id)
+        if child is None:
+            return False
+        over = getattr(self.host, "is_over", None) if child.spawned else None
+        return over is None or not over(child_id)
 
     def stop_spawned(self, child_id: str) -> None:
         """Stop a spawned child, if there is one with this id."""

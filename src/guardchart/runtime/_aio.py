@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Self
 
 from guardchart.errors import NotSupportedError, QueueFullError, StepError
 from guardchart.kernel import Event, Receipt, as_event
+from guardchart.runtime._address import DECISIONS
 from guardchart.runtime._base import InterpreterBase
 from guardchart.runtime._core import INSIDE, OUTSIDE, Entry
 from guardchart.runtime._rest import reached, serving_due
@@ -101,6 +102,7 @@ class Interpreter(InterpreterBase):
 
     def _join(self, parent: Any) -> None:
         self._loop = parent._loop
+        self.mixed = parent.mixed
 
     def __await__(self) -> Generator[Any, None, Self]:
         yield from asyncio.sleep(0).__await__()
@@ -125,7 +127,10 @@ class Interpreter(InterpreterBase):
             QueueFullError: ``max_queue`` events are waiting; this one was not accepted.
         """
         made = as_event(event, payload or None)
-        return _Sent(self._accept(made, OUTSIDE), wait, self._started())
+        loop = self._started()
+        if self.actors and made.type in DECISIONS:
+            return _Sent(self._decision(made), wait, loop)
+        return _Sent(self._accept(made, OUTSIDE), wait, loop)
 
     def post(self, event: str | Mapping[str, Any] | Event, **payload: Any) -> None:
         """Queue an event from inside, or from another thread; see `InterpreterBase.post`."""

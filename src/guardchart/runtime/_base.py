@@ -21,6 +21,7 @@ from guardchart.errors import (
 from guardchart.kernel import (
     Emit,
     EngineEvent,
+    Event,
     InitEvent,
     Log,
     Machine,
@@ -40,10 +41,13 @@ from guardchart.kernel import (
     observed,
     restart_services,
 )
+from guardchart.runtime._address import addressee
 from guardchart.runtime._core import (
     ENGINE,
     INSIDE,
+    OUTSIDE,
     AnyEvent,
+    Entry,
     InterpreterCore,
 )
 from guardchart.runtime._plugins import contained
@@ -263,7 +267,7 @@ class InterpreterBase(InterpreterSteps):
             else:
                 self._start_service(invocation)
         except Exception as error:
-            self._settle_child(invocation, None, error)
+            self._fail_child(invocation, None, error)
 
     def _start_service(self, invocation: Invocation) -> None:
         raise NotImplementedError
@@ -331,11 +335,35 @@ class InterpreterBase(InterpreterSteps):
         del self.actors[actor.id]
         if actor._state == "done":
             self._settle_child(actor._invocation, actor.output, None)
+            self._report(actor._invocation, actor, None)
             return
         error = actor.error
         if not isinstance(error, BaseException):
             error = StepError("the actor failed before its snapshot was taken")
-        self._settle_child(actor._invocation, None, error)
+        self._fail_child(actor._invocation, actor, error)
+
+    def _fail_child(self, invocation: Invocation, actor: Any, error: Exception) -> None:
+        """Tell the machine that a child failed; an agent it spawned has a report of its own."""
+        if _reporter(invocation) is None:
+            self._settle_child(invocation, None, error)
+            return
+        if self._plugins.items:
+            self._plugins.call("on_service_error", self, invocation, error)
+        self._accept(done(invocation.key, None), ENGINE)
+        self._report(invocation, actor, error)
+
+    def _report(self, invocation: Invocation, actor: Any, error: Exception | None) -> None:
+        """Have an agent that ended without a word report after all."""
+        reporter = _reporter(invocation)
+        event = None if reporter is None else reporter(f"{self.id}:{invocation.id}", actor, error)
+        if event is not None:
+            event.sender = (invocation.src,)
+            self._accept(event, INSIDE)
+
+    def is_over(self, name: str) -> bool:
+        """Whether the child machine of this id has come to its end, though not yet settled."""
+        actor = self.actors.get(f"{self.id}:{name}")
+        return actor is not None and actor._snapshot is not None and actor._snapshot[1] != "active"
 
     def _show(self) -> None:
         """Give the parent's ``onSnapshot`` transitions the snapshot as it is now."""
@@ -360,8 +388,13 @@ class InterpreterBase(InterpreterSteps):
         if target is None:
             _LOG.warning("%s: no actor to send an event to", self.id)
             return
+        event = effect.event
+        if target is not self:
+            # What the other machine knows the sender as; it does not know this one's states.
+            known = self._invocation if effect.target == "#parent" else None
+            event.sender = (self.machine.id if known is None else known.src,)
         try:
-            target._accept(effect.event, INSIDE)
+            target._accept(event, INSIDE)
         except QueueFullError as error:
             self._fault(error)
 
@@ -411,6 +444,15 @@ class InterpreterBase(InterpreterSteps):
                 self._plugins.call("on_service_error", self, invocation, error)
         key = invocation.key
         self._accept(done(key, output) if error is None else failed(key, error), ENGINE)
+
+    def _decision(self, event: Event) -> Entry:
+        """Take a person's decision to the machine of this tree that it is for."""
+        target, reason = addressee(self, event)
+        if target is not None:
+            return target._accept(event, OUTSIDE)  # type: ignore[no-any-return]
+        entry = Entry(event, OUTSIDE)
+        entry.receipt = self._refused("denied", reason)
+        return entry
 
     def _in_flight(self) -> bool:
         """Whether a service runs, here or in a child machine."""
@@ -480,6 +522,14 @@ class InterpreterBase(InterpreterSteps):
     def quiet(self) -> bool:
         """Whether nothing is queued or being processed (services may be in flight)."""
         return not self._queue and not self._driving
+
+
+def _reporter(invocation: Invocation) -> Any:
+    """What reports for a spawned machine that fails, or ends without having reported itself."""
+    service = invocation.service
+    if invocation.state_id is not None or not isinstance(service, Machine):
+        return None
+    return getattr(service.logic, "attachments", {}).get("report")
 
 
 def _nonce_of(run: str, key: str) -> str:

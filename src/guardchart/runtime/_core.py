@@ -25,6 +25,7 @@ from guardchart.kernel import (
     update_context,
 )
 from guardchart.runtime._clock import Clock, SystemClock
+from guardchart.runtime._contexts import TreeContext
 from guardchart.runtime._logic import BeforeStep, Host, MachineLogic
 from guardchart.runtime._plugins import Plugins, with_installed
 from guardchart.runtime._services import Invocation
@@ -75,6 +76,8 @@ class InterpreterCore:
     """State of a running machine; see `InterpreterBase`."""
 
     engine: ClassVar[str]
+    mixed: bool = False
+    """Whether the app left the engine to a host, so that services of either kind are welcome."""
 
     def __init__(
         self,
@@ -144,8 +147,14 @@ class InterpreterCore:
 
     @property
     def context(self) -> Mapping[str, Any]:
-        """The context; read it, change it by events or `update_context`."""
-        return self.snapshot.context
+        """The context; read it, change it by events or `update_context`.
+
+        Where child machines live it is a `TreeContext`, whose ``actors`` are theirs.
+        """
+        if not self.actors:
+            return self.snapshot.context
+        actors = {actor.id: actor.context for actor in list(self.actors.values())}
+        return TreeContext(self.snapshot.context, actors)
 
     @property
     def current_state_ids(self) -> frozenset[str]:

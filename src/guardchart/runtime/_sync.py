@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Final, Self, Unpack
 
 from guardchart.errors import NotSupportedError, StepError
 from guardchart.kernel import EngineEvent, Event, Machine, Receipt, as_event, done
+from guardchart.runtime._address import DECISIONS
 from guardchart.runtime._base import InterpreterBase
 from guardchart.runtime._clock import ALARMS
 from guardchart.runtime._core import INSIDE, OUTSIDE, Entry, Options
@@ -71,7 +72,7 @@ class SyncInterpreter(InterpreterBase):
     ) -> None:
         super().__init__(machine, **options)
         self.manual_timers = manual_timers
-        self._allow_async = allow_async
+        self._allow_async = self.mixed = allow_async
         self._tree = Tree(self)
         self._armed: float | None = None
         self._armed_for: Any = None
@@ -107,6 +108,7 @@ class SyncInterpreter(InterpreterBase):
     def _join(self, parent: Any) -> None:
         self._tree = parent._tree
         self._allow_async = parent._allow_async
+        self.mixed = parent.mixed
 
     def send(
         self, event: str | Mapping[str, Any] | Event, *, wait: bool = False, **payload: Any
@@ -128,16 +130,20 @@ class SyncInterpreter(InterpreterBase):
             StepError: The interpreter was never started, or this is no event.
             QueueFullError: ``max_queue`` events are waiting; this one was not accepted.
         """
+        entry: Entry
         made = event if type(event) is Event and not payload else as_event(event, payload or None)
         if self._state == "uninitialized":
             raise StepError(f"{self.id} has not been started; call start() first")
         tree = self._tree
+        if self.actors and made.type in DECISIONS:
+            entry = self._as_driver(lambda: self._decision(made))
+            return entry.receipt or self._refused("ignored", "queued")
         me = get_ident()
         if tree.owner == me:
             return self._accept(made, OUTSIDE).receipt or self._refused("ignored", "queued")
         if not tree.lock.acquire(False):
             self._check_room(tree.inbox.qsize())
-            entry: Entry = tree.call(lambda: self._accept(made, OUTSIDE))
+            entry = tree.call(lambda: self._accept(made, OUTSIDE))
             return entry.receipt or self._refused("ignored", "queued")
         tree.owner = me
         try:
