@@ -32,6 +32,7 @@ from guardchart.agents._models import (
     RetryPolicy,
     Usage,
 )
+from guardchart.agents._multi import check_budget_event_declared, handoff_guard, spawn_agent
 from guardchart.agents._parser import instructor_available, json_parser
 from guardchart.agents._parts import (
     AgentMessage,
@@ -196,6 +197,7 @@ __all__ = [
     "approval_event",
     "assistant_message",
     "budget_guards",
+    "check_budget_event_declared",
     "create_decision_logic",
     "create_text_logic",
     "decisions_event",
@@ -206,6 +208,7 @@ __all__ = [
     "fork",
     "get_accepted_events",
     "get_agent_requests",
+    "handoff_guard",
     "initial_agent_step",
     "instructor_available",
     "json_parser",
@@ -224,6 +227,7 @@ __all__ = [
     "run_agent",
     "run_agent_sync",
     "scrub",
+    "spawn_agent",
     "state_tools",
     "structured_output",
     "system_message",

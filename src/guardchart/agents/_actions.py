@@ -29,7 +29,7 @@ from guardchart.errors import (
 )
 from guardchart.gate import NOT_ALLOWED, closing_text, shown_name
 
-__all__ = ["LoopActions", "error_of"]
+__all__ = ["LoopActions", "error_of", "notify_parent", "report_of"]
 
 SUPERSEDED: Final = closing_text("superseded")
 REJECTED: Final = closing_text("rejected")
@@ -340,15 +340,23 @@ def _by_hand(update: Callable[[Mapping[str, Any], Any], Update]) -> Callable[...
     return action
 
 
-def notify_parent(scope: Any, context: Mapping[str, Any], event: Any, action: Any) -> None:
-    """Report a spawned agent's end to its parent: ``AGENT_DONE`` or ``AGENT_FAILED``."""
+def notify_parent(scope: Any, context: Any, event: Any, action: Any) -> None:
+    """Report an agent's end to the machine that spawned it: ``AGENT_DONE`` or ``AGENT_FAILED``."""
     if scope is None or scope.parent is None:
         return
-    error = context.get("error")
-    scope.send_parent(
-        "AGENT_FAILED" if error else "AGENT_DONE",
-        agent_id=scope.id,
-        usage=spent_by(context),
-        result=context.get("result"),
-        error=error,
-    )
+    kind, payload = report_of(scope.id, context)
+    context["reported"] = True
+    scope.send_parent(kind, **payload)
+
+
+def report_of(
+    agent_id: str, context: Mapping[str, Any], error: Mapping[str, Any] | None = None
+) -> tuple[str, dict[str, Any]]:
+    """Type and payload of the report about an agent, from its context."""
+    error = error if error is not None else context.get("error")
+    return "AGENT_FAILED" if error else "AGENT_DONE", {
+        "agent_id": agent_id,
+        "usage": spent_by(context),
+        "result": context.get("result"),
+        "error": error,
+    }

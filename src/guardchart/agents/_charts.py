@@ -9,13 +9,14 @@ from typing import Any, Final
 
 from guardchart.errors import AgentConfigError
 from guardchart.gate import ALL_TOOLS, ToolRegistry, allowed_in_all, allowed_tools, validate_tools
-from guardchart.kernel import Machine, Snapshot, StateNode, active_nodes
+from guardchart.kernel import Machine, Snapshot, StateNode, active_nodes, load
 
 __all__ = [
     "CHARTS_DIR",
     "TOOL_LOOP",
     "WAITING_STATES",
     "load_chart",
+    "saved_children",
     "state_tools",
     "validate_agent_chart",
     "waits",
@@ -29,10 +30,24 @@ WAITING_STATES: Final = ("awaiting_human",)
 
 
 def waits(snapshot: Snapshot) -> bool:
-    """Whether an active state waits for a person: by its tag ``waiting``, or by its key."""
-    return any(
-        "waiting" in node.tags or node.key in WAITING_STATES for node in active_nodes(snapshot)
-    )
+    """Whether an active state waits for a person: by its tag ``waiting``, or by its key.
+
+    Of a snapshot that was loaded, the saved child machines count, too.
+    """
+    if any("waiting" in node.tags or node.key in WAITING_STATES for node in active_nodes(snapshot)):
+        return True
+    return any(waits(child) for child in saved_children(snapshot))
+
+
+def saved_children(snapshot: Snapshot) -> list[Snapshot]:
+    """The running child machines that a loaded snapshot holds, loaded in turn."""
+    services = getattr(snapshot.machine.logic, "services", {})
+    found = []
+    for child in snapshot.children.values():
+        machine = services.get(child.src)
+        if child.status == "active" and child.snapshot and isinstance(machine, Machine):
+            found.append(load(machine, child.snapshot, trusted=True))
+    return found
 
 
 @functools.cache

@@ -12,7 +12,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from guardchart.agents._context import pending_calls, pending_entries, row_ids, shown_ids
+from guardchart.agents._context import (
+    pending_calls,
+    pending_entries,
+    row_ids,
+    shown_ids,
+    shown_item,
+)
 from guardchart.agents._guards import LoopGuards
 from guardchart.agents._models import ModelResponse
 from guardchart.agents._services import CallModel
@@ -28,7 +34,7 @@ from guardchart.gate import (
     propose_verdicts,
     read_decisions,
 )
-from guardchart.gate._approvals import HUMAN_EVENTS, other_name
+from guardchart.gate._approvals import HUMAN_EVENTS, named_calls, other_name
 from guardchart.kernel import EngineEvent, Event, Snapshot, can, done, failed, fired, transition
 from guardchart.persistence import Decision
 from guardchart.runtime import BeforeStep, Host
@@ -68,6 +74,24 @@ class LedgerHook:
             return bool(getattr(event.value, "tool_calls", ()))
         return bool(snapshot.context.get("pending_tool_calls"))
 
+    def asked(self, snapshot: Snapshot, event: Event) -> int:
+        """How well a decision fits what is asked here.
+
+        Returns:
+            2 where it names calls by the ids they are shown under, 1 where by the provider's
+            ids or (a rejection) none, 0 where nobody is asked or it names others.
+        """
+        asked = [e for e in pending_entries(snapshot.context) if e.get("needs_approval") is True]
+        if not asked:
+            return 0
+        if event.type == "HUMAN_REJECTED":
+            return 1
+        named = named_calls(event)
+        shown = {shown_item(entry)["id"] for entry in asked}
+        if named and named <= shown:
+            return 2
+        return 1 if named and named <= shown | {entry["id"] for entry in asked} else 0
+
     def __call__(
         self,
         snapshot: Snapshot,
@@ -85,6 +109,8 @@ class LedgerHook:
         if event.type in HUMAN_EVENTS:
             if not outside:
                 return BeforeStep(denied="an approval counts only from outside")
+            if event.payload.get("agent_id", host.agent) != host.agent:
+                return BeforeStep(denied="the decision names another agent")
             return self._human(snapshot, event, now, host)
         return self._closing(snapshot, event, now, host)
 

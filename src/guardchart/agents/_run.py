@@ -11,12 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Generic, Literal, TypeVar
 
-from guardchart.agents._approval import pending_approval
+from guardchart.agents._approval import answers
 from guardchart.agents._budgets import Budget
-from guardchart.agents._charts import TOOL_LOOP, WAITING_STATES, validate_agent_chart, waits
+from guardchart.agents._charts import TOOL_LOOP, WAITING_STATES, validate_agent_chart
 from guardchart.agents._loop import agent_logic
 from guardchart.errors import AgentConfigError, AgentError, NotSupportedError, SnapshotError
-from guardchart.gate import approval_event
 from guardchart.kernel import Event, Machine, Snapshot, as_event, dump, load
 from guardchart.runtime import (
     Clock,
@@ -26,6 +25,7 @@ from guardchart.runtime import (
     create_machine,
     is_async_service,
 )
+from guardchart.runtime._rest import waits
 from guardchart.runtime._workers import WORKERS
 
 __all__ = ["AgentResult", "run_agent", "run_agent_sync"]
@@ -96,22 +96,22 @@ class _Plan:
     approve: Any
     until: tuple[str, ...]
 
-    def opening(self, interpreter: Any) -> Event | None:
-        """The event to send, given where the machine stands."""
+    def opening(self, interpreter: Any) -> list[Event]:
+        """The events to send, given where the machine stands."""
         if self.event is not None:
-            return as_event(self.event)
+            return [as_event(self.event)]
         if self.approve is not None:
-            return self._approval(interpreter)
+            return answers(interpreter, self.approve)
         if self.prompt is not None and "idle" in self.machine.states:
-            return Event("START", {"prompt": self.prompt})
-        return None
+            return [Event("START", {"prompt": self.prompt})]
+        return []
 
-    def resumed(self, snapshot: Any) -> Snapshot | None:
+    def resumed(self, snapshot: Any, trusted: bool) -> Snapshot | None:
         """The snapshot to go on from; of a finished conversation given a prompt, its next turn."""
         if snapshot is None:
             return None
         data = snapshot if isinstance(snapshot, str) else dict(snapshot)
-        loaded = load(self.machine, data)
+        loaded = load(self.machine, data, trusted=trusted)
         settings = getattr(self.machine.logic, "attachments", {}).get("agent")
         event = self.event
         if event is None and self.prompt is not None and self.approve is None:
@@ -119,13 +119,6 @@ class _Plan:
         if settings is None or event is None:
             return loaded
         return settings.next_turn(self.machine, loaded, event) or loaded
-
-    def _approval(self, interpreter: Any) -> Event:
-        if self.approve is False:
-            return Event("HUMAN_REJECTED")
-        pending = pending_approval(interpreter.context)
-        shown = pending if self.approve is True else list(self.approve)
-        return as_event(approval_event(shown))
 
 
 def _plan(
@@ -211,6 +204,7 @@ async def run_agent(
     input: Any = None,
     ledger: Any = None,
     serve_delay_s: float = math.inf,
+    trusted: bool = False,
     **agent_logic_kw: Any,
 ) -> AgentResult[Any]:
     """Run a machine until it ends or rests (a person is asked), and say how it went.
@@ -236,6 +230,8 @@ async def run_agent(
         ledger: Where approvals and claims are kept, instead of the logic's own.
         serve_delay_s: The longest delay that is waited for, in seconds; a longer one settles
             ``idle`` with its deadline in the snapshot.
+        trusted: Your word that ``snapshot`` comes from nobody but you. Spawned agents and
+            delayed sends load from such a one only, and what ran is started again.
         **agent_logic_kw: Options of ``agent_logic``, and ``max_turns``, ``max_usd``,
             ``max_tokens``.
 
@@ -258,13 +254,14 @@ async def run_agent(
     plan = _plan(
         machine_or_chart, logic, model, tools, prompt, event, approve, until, agent_logic_kw
     )
-    resumed = plan.resumed(snapshot)
+    resumed = plan.resumed(snapshot, trusted)
     options = {"clock": clock, "plugins": plugins, "scope": key, "ledger": ledger}
     interpreter = (
         Interpreter(plan.machine, input=input, **options)
         if resumed is None
-        else Interpreter.from_snapshot(resumed, plan.machine, **options)
+        else Interpreter.from_snapshot(resumed, plan.machine, restart_services=trusted, **options)
     )
+    interpreter.mixed = True
     try:
         return await asyncio.wait_for(_drive(interpreter, plan, snapshot, serve_delay_s), timeout_s)
     finally:
@@ -279,10 +276,13 @@ async def _drive(
         interpreter.fail_interrupted()
         interpreter.fire_overdue()
         await interpreter.idle()
-    opening = plan.opening(interpreter)
-    receipt = await interpreter.send(opening, wait=True) if opening is not None else None
+    ignored = None
+    for event in plan.opening(interpreter):
+        receipt = await interpreter.send(event, wait=True)
+        if receipt is not None and receipt.status != "taken":
+            ignored = ignored or event
     await interpreter.settle(serve_delay_s, waiting=WAITING_STATES, until=plan.until)
-    return _result(interpreter, opening, receipt)
+    return _result(interpreter, ignored)
 
 
 def run_agent_sync(
@@ -303,6 +303,7 @@ def run_agent_sync(
     input: Any = None,
     ledger: Any = None,
     serve_delay_s: float = math.inf,
+    trusted: bool = False,
     **agent_logic_kw: Any,
 ) -> AgentResult[Any]:
     """`run_agent` for a synchronous model, without an event loop.
@@ -324,12 +325,14 @@ def run_agent_sync(
         machine_or_chart, logic, model, tools, prompt, event, approve, until, agent_logic_kw
     )
     _needs_sync(plan.machine)
-    resumed = plan.resumed(snapshot)
+    resumed = plan.resumed(snapshot, trusted)
     options = {"clock": clock, "plugins": plugins, "scope": key, "ledger": ledger}
     interpreter = (
         SyncInterpreter(plan.machine, input=input, **options)
         if resumed is None
-        else SyncInterpreter.from_snapshot(resumed, plan.machine, **options)
+        else SyncInterpreter.from_snapshot(
+            resumed, plan.machine, restart_services=trusted, **options
+        )
     )
     interpreter.manual_timers = True
     try:
@@ -353,15 +356,17 @@ def _drive_sync(
     if snapshot is not None:
         interpreter.fail_interrupted()
         interpreter.fire_overdue()
-    opening = plan.opening(interpreter)
-    receipt = interpreter.send(opening) if opening is not None else None
+    ignored = None
+    for event in plan.opening(interpreter):
+        if interpreter.send(event).status != "taken":
+            ignored = ignored or event
     interpreter.settle(serve_delay_s, waiting=WAITING_STATES, until=plan.until)
-    return _result(interpreter, opening, receipt)
+    return _result(interpreter, ignored)
 
 
-def _result(interpreter: Any, opening: Event | None, receipt: Any) -> AgentResult[Any]:
+def _result(interpreter: Any, ignored: Event | None) -> AgentResult[Any]:
     snapshot = interpreter.snapshot
-    context = dict(snapshot.context)
+    context = interpreter.context if interpreter.actors else dict(snapshot.context)
     status: Literal["done", "idle", "error"] = "idle"
     cause: Cause | None = None
     error = context.get("error")
@@ -371,17 +376,16 @@ def _result(interpreter: Any, opening: Event | None, receipt: Any) -> AgentResul
         status = "error"
         cause = "machine" if interpreter.status == "error" else "stopped"
         error = error or _machine_error(interpreter)
-    taken = receipt is None or receipt.status == "taken"
     return AgentResult(
         final_state=", ".join(sorted(snapshot.state_ids)),
         status=status,
         context=context,
         output=snapshot.output if snapshot.output is not None else context.get("result"),
         error=error,
-        waiting=status == "idle" and waits(snapshot),
+        waiting=status == "idle" and waits(interpreter, WAITING_STATES),
         snapshot=_saved(interpreter),
         cause=cause,
-        ignored=None if taken else opening,
+        ignored=ignored,
     )
 
 

@@ -20,6 +20,7 @@ __all__ = [
     "approval_event",
     "decisions_event",
     "display",
+    "named_calls",
     "pending_item",
     "read_decisions",
     "sign_decision",
@@ -114,9 +115,7 @@ def decisions_event(
     return _by(event, by, again, agent_id)
 
 
-def _by(
-    event: dict[str, Any], by: str | None, again: bool, agent_id: str | None
-) -> dict[str, Any]:
+def _by(event: dict[str, Any], by: str | None, again: bool, agent_id: str | None) -> dict[str, Any]:
     if agent_id is not None:
         event["agent_id"] = agent_id
     if by is not None:
@@ -142,6 +141,16 @@ def _by_name(pending: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any
     for item in pending:
         names[item["id"]] = item  # a row id always wins
     return names
+
+
+def named_calls(event: Any) -> set[str]:
+    """Return the ids an event names, whatever they are ids of; none where it is malformed."""
+    kind, payload = _payload(event)
+    given = payload.get("call_ids") if kind == APPROVED else payload.get("decisions")
+    if not isinstance(given, (list, tuple)):
+        return set()
+    found = [each.get("id") if isinstance(each, Mapping) else each for each in given]
+    return {each for each in found if type(each) is str}
 
 
 def _text(value: Any, what: str) -> str | None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from langchain_core.runnables import Runnable, RunnableConfig
 
 from guardchart.agents import validate_agent_chart
+from guardchart.agents._multi import spawned_agents
 from guardchart.errors import AgentConfigError
 from guardchart.langgraph._chart import as_machine
 from guardchart.langgraph._ledger import DeferredLedger
@@ -85,6 +86,7 @@ class StatechartNode(Runnable[Any, Any]):
         visit.check_ledger(ledger)
         visit.load()
         interpreter = _make(Interpreter, visit, visit.options(True, ledger))
+        interpreter.mixed = True
         try:
             interpreter.start()
             visit.started(interpreter)
@@ -178,7 +180,8 @@ def statechart_node(
 
     Raises:
         AgentConfigError: A built machine together with ``logic``; keys that collide; a state
-            whose ``meta.tools`` names a tool that is not registered; a retry
+            whose ``meta.tools`` names a tool that is not registered; spawned agents whose tools
+            ask for approval, without ``seal``; a retry
             delay of a TOOL_LOOP beyond ``serve_delay_s``, which would leave a thread in
             ``timed_out``. When called: a state that lacks a key, no event where one was
             promised, a durable ledger without a thread; the graph state is unchanged.
@@ -212,6 +215,8 @@ def statechart_node(
         validate_agent_chart(built)
         _check_retry(agent.retry, serve_delay_s)
         ledger = agent.ledger if ledger is None else ledger
+    spawned = spawned_agents(built.logic)
+    _check_spawned(spawned, seal, serve_delay_s)
     return StatechartNode(
         Settings(
             machine=built,
@@ -231,6 +236,7 @@ def statechart_node(
             serve_delay_s=serve_delay_s,
             multi_turn=multi_turn,
             agent=agent,
+            spawns=bool(spawned),
         )
     )
 
@@ -270,6 +276,19 @@ def _check_retry(retry: RetryPolicy, serve_delay_s: float) -> None:
             f"most serve_delay_s={serve_delay_s:g}; a thread would rest in timed_out with nobody "
             "to wake it. Shorten the RetryPolicy or raise serve_delay_s"
         )
+
+
+def _check_spawned(machines: Iterable[Machine], seal: Seal | None, serve_delay_s: float) -> None:
+    """Spawned agents that will wait for a person have to be found again by a later call."""
+    for machine in machines:
+        agent = getattr(machine.logic, "attachments", {})["agent"]
+        _check_retry(agent.retry, serve_delay_s)
+        tools = [agent.registry.get(name) for name in agent.registry.names]
+        if seal is None and any(each.side_effect or each.requires_approval for each in tools):
+            raise AgentConfigError(
+                "statechart_node: an agent that waits for an approval is kept in the snapshot as a "
+                "spawned actor, which loads only from a sealed one; pass seal=Seal(key)"
+            )
 
 
 def _takes_runtime(function: Callable[..., Any]) -> bool:

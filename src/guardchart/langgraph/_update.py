@@ -59,7 +59,7 @@ def close(visit: Visit, interpreter: Any, receipt: Receipt | None) -> Any:
         update[settings.event_key] = None
     if settings.result_to_state is None:
         return update
-    view = StatechartView(snapshot, visit.receipt)
+    view = StatechartView(snapshot, visit.receipt, interpreter)
     return _merged(visit, update, settings.result_to_state(view, visit.state))
 
 

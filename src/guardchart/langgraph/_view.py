@@ -21,7 +21,7 @@ class StatechartView:
 
     Attributes:
         id: The machine's id.
-        context: Its context.
+        context: Its context; `pending_approval` finds those of spawned agents in it, too.
         status: ``"running"``, ``"done"`` or ``"error"``.
         current_state_ids: The ids of the active leaf states.
         output: The machine's output once it is done.
@@ -29,10 +29,14 @@ class StatechartView:
         receipt: What became of the event, as the snapshot's ``"receipt"`` has it.
     """
 
-    __slots__ = ("_receipt", "_snapshot")
+    __slots__ = ("_context", "_receipt", "_snapshot")
 
-    def __init__(self, snapshot: Snapshot, receipt: Mapping[str, Any] | None) -> None:
+    def __init__(
+        self, snapshot: Snapshot, receipt: Mapping[str, Any] | None, interpreter: Any = None
+    ) -> None:
         self._snapshot = snapshot
+        below = interpreter is not None and interpreter.actors
+        self._context = interpreter.context if below else snapshot.context
         self._receipt = receipt
 
     @property
@@ -41,7 +45,7 @@ class StatechartView:
 
     @property
     def context(self) -> Mapping[str, Any]:
-        return self._snapshot.context
+        return self._context
 
     @property
     def status(self) -> str:

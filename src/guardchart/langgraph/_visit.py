@@ -14,7 +14,7 @@ from langgraph.runtime import Runtime, get_runtime
 from langgraph.types import interrupt
 
 from guardchart.agents import WAITING_STATES, pending_approval
-from guardchart.agents._charts import waits
+from guardchart.agents._charts import saved_children, waits
 from guardchart.errors import (
     AgentConfigError,
     SnapshotTamperedError,
@@ -71,12 +71,13 @@ class Settings:
     serve_delay_s: float
     multi_turn: bool
     agent: Any
+    spawns: bool = False
     checked: set[type[Any]] = dataclasses.field(default_factory=set)
 
     @property
     def settling(self) -> dict[str, Any]:
         """How ``settle`` is called: a tool loop's retries end by its budget, so all are served."""
-        total_s = math.inf if self.agent is not None else None
+        total_s = math.inf if self.agent is not None or self.spawns else None
         return {"waiting": WAITING_STATES, "serve_total_s": total_s}
 
 
@@ -359,8 +360,12 @@ class Visit:
 
     def _is_due(self, snapshot: Snapshot | None) -> bool:
         """Whether something happens on entry that the question would come too early for."""
-        if snapshot is None or interrupted(snapshot):
+        if snapshot is None:
             return True
+        if snapshot.children:
+            below = saved_children(snapshot) if self.own else []
+            if len(interrupted(snapshot)) > len(below) or any(map(self._is_due, below)):
+                return True
         now = self._now_ms()
         return any(timer.due_at <= now for timer in snapshot.timers.values())
 
@@ -371,7 +376,7 @@ class Visit:
                 "type": "statechart.waiting",
                 "machine": self.snapshot.machine.id,
                 "state_ids": sorted(self.snapshot.state_ids),
-                "pending": pending_approval(self.snapshot.context),
+                "pending": pending_approval(self.snapshot),
             }
         )
         try:

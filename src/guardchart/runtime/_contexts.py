@@ -18,9 +18,7 @@ class TreeContext(dict[str, Any]):
 
     __slots__ = ("actors",)
 
-    def __init__(
-        self, context: Mapping[str, Any], actors: Mapping[str, Mapping[str, Any]]
-    ) -> None:
+    def __init__(self, context: Mapping[str, Any], actors: Mapping[str, Mapping[str, Any]]) -> None:
         super().__init__(context)
         self.actors = dict(actors)
 
