@@ -15,12 +15,15 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from guardchart import Interpreter, MachineLogic, SyncInterpreter, create_machine
 from guardchart.agents import (
+    BudgetPlugin,
     FakeModel,
     agent_logic,
+    handoff_guard,
     load_chart,
     pending_approval,
     run_agent,
     run_agent_sync,
+    spawn_agent,
     structured_output,
     tool,
     tool_registry,
@@ -338,6 +341,70 @@ async def test_the_same_on_the_async_interpreter() -> None:
     while interp.status == "running":
         await asyncio.sleep(0.005)
     assert interp.current_state_ids == {"toolLoop.done"}
+
+
+# --- several agents: supervisor ----------------------------------------------------------------
+
+
+def fetch(page: str) -> str:
+    """Fetch a page of the timetable."""
+    return f"page {page}"
+
+
+def test_supervisor_hands_tasks_to_workers() -> None:
+    def note_plan(i: Any, ctx: Any, e: Any, a: Any) -> None:
+        tasks = list(e.payload["tasks"])
+        ctx["tasks"], ctx["outstanding"] = tasks, len(tasks)
+
+    def give_out(i: Any, ctx: Any, e: Any, a: Any) -> None:
+        for each in ctx["tasks"]:
+            i.send({"type": "HANDOFF", "from": "planner", "to": "worker", "task": each})
+
+    def gather(key: str) -> Any:
+        return lambda i, ctx, e, a: ctx.update({key: ctx[key] + [e.payload["result"]]})
+
+    budget = BudgetPlugin(max_total_usd=1.00)
+    model = FakeModel(
+        [
+            {"tool": "fetch", "args": {"page": "north"}},
+            {"text": "North is small."},
+            {"tool": "fetch", "args": {"page": "south"}},
+            {"text": "South is small."},
+        ],
+        is_async=False,
+    )
+    logic = MachineLogic(
+        actions={
+            "storePlan": note_plan,
+            "handOffTasks": give_out,
+            "collectResult": gather("results"),
+            "collectFailure": gather("failures"),
+        },
+        guards={
+            "allWorkersReported": lambda c, e: (
+                0 < c["outstanding"] <= len(c["results"]) + len(c["failures"])
+            ),
+        },
+    ).merge(
+        spawn_agent(
+            None,
+            model,
+            tool_registry(fetch, timeout_s=5),
+            budget={"max_turns": 4, "max_usd": 0.10},
+            parent_tools=["search", "fetch"],
+            name="worker",
+        ),
+        handoff_guard({"planner": ["worker"]}),
+        budget.guards(),
+    )
+    sup = SyncInterpreter(create_machine(load_chart("supervisor"), logic=logic)).use(budget).start()
+    denied = sup.send({"type": "HANDOFF", "from": "worker", "to": "judge"}, wait=True)
+    assert denied.denied
+    sup.send("PLAN", tasks=["a", "b"])
+    assert sup.current_state_ids == {"supervisor.reporting"}
+    assert sup.context["total_usage"]["turns"] == 4
+    assert sup.context["results"] == ["North is small.", "South is small."]
+    assert len(sup.context["usage_by_agent"]) == 2
 
 
 # --- LangGraph: harden one node ----------------------------------------------------------------

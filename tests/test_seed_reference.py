@@ -137,6 +137,24 @@ CALLABLES: list[tuple[str, str, Signature]] = [
     (AGENTS, "BudgetPlugin.guards", ["self"]),
     (AGENTS, "RetryPolicy", [("max_attempts", 3), ("delay_s", 1.0)]),
     (AGENTS, "pending_approval", [("context", REQUIRED)]),
+    (
+        AGENTS,
+        "spawn_agent",
+        [
+            ("child_chart", REQUIRED),
+            ("model", REQUIRED),
+            ("tools", None),
+            ARGS,
+            ("budget", REQUIRED),
+            ("parent_tools", None),
+            ("name", "agent"),
+            ("task_key", "task"),
+            ("tracer", None),
+            "**agent_logic_kw",
+        ],
+    ),
+    (AGENTS, "handoff_guard", [("allowed", REQUIRED), ARGS, ("name", "handoffAllowed")]),
+    (AGENTS, "check_budget_event_declared", [("interpreter", REQUIRED)]),
     (AGENTS, "load_chart", [("name", "tool_loop")]),
     (AGENTS, "state_tools", [("interp", REQUIRED), ("event", None)]),
     (AGENTS, "validate_agent_chart", [("machine", REQUIRED), ("registry", ANY)]),
@@ -238,9 +256,6 @@ VALUES: list[tuple[str, str, Any]] = [
 ]
 
 NOT_YET: list[tuple[str, str]] = [
-    (AGENTS, "check_budget_event_declared"),
-    (AGENTS, "handoff_guard"),
-    (AGENTS, "spawn_agent"),
     (GRAPH, "GraphInterruptedError"),
     (GRAPH, "INTERRUPT_KEY"),
     (GRAPH, "LangChainCallbackPlugin"),

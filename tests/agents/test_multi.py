@@ -20,6 +20,7 @@ from guardchart import (
     create_machine,
 )
 from guardchart.agents import (
+    BudgetPlugin,
     FakeModel,
     ModelResponse,
     check_budget_event_declared,
@@ -117,7 +118,7 @@ async def test_an_agent_works_on_its_task_and_reports_once(open_desk: Any) -> No
     assert report == {
         "type": "AGENT_DONE",
         "agent_id": "desk:clerk-1",
-        "usage": {"turns": 1, "tokens_in": 3, "tokens_out": 1, "cost_usd": 0.0},
+        "usage": {"turns": 1, "input_tokens": 3, "output_tokens": 1, "cost_usd": 0.0},
         "result": "Yes.",
         "error": None,
     }
@@ -443,6 +444,73 @@ async def test_a_strict_chart_has_to_declare_the_budgets_event(open_desk: Any) -
 
 def test_a_chart_that_is_not_strict_need_not_declare_the_budgets_event() -> None:
     check_budget_event_declared(create_machine(desk_chart()))
+
+
+async def test_the_trees_budget_trips_once_and_still_collects_the_report_that_tripped_it(
+    engine: str,
+) -> None:
+    trips: list[Any] = []
+
+    class Watch:
+        def on_event_received(self, interpreter: Any, event: Any) -> None:
+            if event.type == "BUDGET_EXCEEDED":
+                trips.append(interpreter.id)
+
+    budget = BudgetPlugin(max_total_tokens=5)
+    answer = {"text": "one", "usage": {"input_tokens": 5, "output_tokens": 5}}
+    scripts = {task: [answer] for task in ("a", "b", "c")}
+    desk = Desk(engine, scripts, budget={"max_turns": 1})
+    live = await desk.start(plugins=[budget, Watch()])
+    await desk.plan("a", "b", "c")
+    assert desk.context["results"][0] == "one" and desk.context["budget_exceeded"] is True
+    assert desk.state == "reporting" and live.actors == {} and trips == ["supervisor"]
+    assert desk.context["total_usage"]["turns"] == len(desk.context["results"])
+    desk.stop()
+
+
+async def test_hand_offs_queued_behind_the_report_that_trips_spawn_nobody(engine: str) -> None:
+    budget = BudgetPlugin(max_total_tokens=5)
+    answer = {"text": "one", "usage": {"input_tokens": 5, "output_tokens": 5}}
+
+    def keep_and_ask(scope: Any, context: Any, event: Any, action: Any) -> None:
+        context["reports"] = [*context["reports"], event.payload["result"]]
+        scope.send("ASK", task="more")
+
+    logic = clerk(engine, [answer, answer])
+    logic.actions["keep"] = keep_and_ask
+    live = running(create_machine(desk_chart(), logic), engine, plugins=[budget])
+    await ask(live, task="one")
+    assert live.context["reports"] == ["one"] and live.actors == {}
+    assert live.context["total_usage"]["turns"] == 1
+    live.stop()
+
+
+async def test_what_agents_of_an_agent_spend_counts_in_the_budget_of_the_whole_tree(
+    engine: str,
+) -> None:
+    lead = {
+        "id": "lead",
+        "initial": "looking",
+        "context": {"task": "look", "messages": []},
+        "states": {
+            "looking": {"entry": "spawnScout", "on": {"AGENT_DONE": "asking"}},
+            "asking": {"invoke": {"src": "callModel", "onDone": {
+                "target": "done", "actions": ["recordModelResponse", "storeResult"]}}},
+            "done": {"type": "final", "entry": "notifyParent"},
+        },
+    }  # fmt: skip
+    spent = {"usage": {"input_tokens": 2, "output_tokens": 1}}
+    scout = clerk(engine, [{"text": "seen", **spent}], name="scout")
+    logic = clerk(engine, [{"text": "Yes.", **spent}], chart=lead, logic=scout)
+    plugin = BudgetPlugin(max_total_tokens=6)
+    live = running(create_machine(desk_chart(), logic), engine, plugins=[plugin])
+    await ask(live, task="look")
+    assert live.context["reports"][0]["result"] == "Yes."
+    assert live.context["total_usage"] == {
+        "turns": 2, "input_tokens": 4, "output_tokens": 2, "cost_usd": 0.0,
+    }  # fmt: skip
+    assert live.context["budget_exceeded"] is True
+    live.stop()
 
 
 # --- hand-offs ---------------------------------------------------------------------------------

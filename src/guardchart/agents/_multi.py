@@ -156,7 +156,7 @@ class _Spawner:
     def __call__(self, scope: Any, context: Any, event: Any, action: Any) -> None:
         if scope is None:
             raise AgentConfigError(f"{self.action} runs inside of a machine only")
-        if context.get("budget_exceeded") is True:
+        if context.get("budget_exceeded") not in (None, False):
             # No state depends on this line; it is how an operator learns that work was dropped.
             _LOG.warning("%s: %s: global budget exceeded; not spawning", scope.id, self.action)
             return
