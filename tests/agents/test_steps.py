@@ -272,7 +272,6 @@ def test_a_tool_request_read_from_json_runs_nothing_p6() -> None:
     assert told["status"] == "denied" and bank.entered == []
 
 
-@pytest.mark.gate
 def test_what_is_written_into_a_request_is_not_what_runs_p6() -> None:
     bank = Bank()
     machine, _ = _machine([turn(balance("a1"))], {}, bank)

@@ -22,10 +22,17 @@ from guardchart.agents._request_logic import (
     Settings,
     made_request,
 )
-from guardchart.agents._requests import AgentDecisionRequest, AgentEventDescriptor, ChosenEvent
-from guardchart.agents._resolve import attempts, run_calls, run_calls_sync
-from guardchart.errors import AgentConfigError
+from guardchart.agents._requests import (
+    AgentDecisionRequest,
+    AgentEventDescriptor,
+    ChosenEvent,
+    DecisionAttempt,
+)
+from guardchart.agents._resolve import attempts, judged, run_calls, run_calls_sync
+from guardchart.agents._stepper import Fed
+from guardchart.errors import AgentConfigError, AgentError
 from guardchart.kernel import Machine, Snapshot, can
+from guardchart.runtime import ServiceScope
 
 __all__ = ["DecideInput", "DecisionLogic", "create_decision_logic", "decide_source"]
 
@@ -121,6 +128,24 @@ class DecisionLogic(RequestLogic):
             on_result=binding.on_result,
         )
         return run_calls(calls, binding.signal) if self.is_async else run_calls_sync(calls)
+
+    def step_requests(self, scope: ServiceScope, id: str) -> list[Any]:
+        """The request of an invoke that waits for its decision; see the step path."""
+        invocation = scope.invocation
+        return [self.request(invocation.input, scope.snapshot, id=id, src=invocation.src)]
+
+    def step_result(self, scope: ServiceScope, id: str, data: Any) -> Fed:
+        """The event a host brings, checked as if it had just been chosen.
+
+        Raises:
+            AgentError: It cannot be taken here; nothing was sent.
+        """
+        (request,) = self.step_requests(scope, id)
+        answer = data if isinstance(data, Mapping) and "event" in data else {"event": data}
+        found = judged(request, answer, lambda chosen: can(scope.snapshot, chosen))
+        if isinstance(found, DecisionAttempt):
+            raise AgentError(f"the decision cannot be taken ({found.failure}): {found.reason}")
+        return Fed(event=found)
 
     def deliver(self, output: ChosenEvent) -> ChosenEvent:
         """The event that the machine takes before the invoke completes."""

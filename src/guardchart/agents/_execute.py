@@ -5,21 +5,25 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from guardchart.agents._calls import CallResult
 from guardchart.agents._models import ModelResponse
 from guardchart.agents._recorded import dump_turn
 from guardchart.agents._requests import (
     AgentDecisionRequest,
+    AgentExecutorInfo,
     AgentRequest,
     AgentRequestExecutors,
     AgentTextRequest,
     AgentToolRequest,
+    ChosenEvent,
+    Generated,
     as_generated,
     call_executor,
     settled,
 )
+from guardchart.agents._resolve import Calls, Later, attempts, run_calls, run_calls_sync
 from guardchart.agents._services import CallModel, RunTool
 from guardchart.agents._stepper import FixedClock, Waiting
 from guardchart.errors import AgentConfigError, NotSupportedError, ToolDeniedError
@@ -32,9 +36,13 @@ from guardchart.gate import (
     execute,
     tool_registry,
 )
+from guardchart.kernel import can
 from guardchart.runtime import SystemClock
 
 __all__ = ["Executed", "as_executors", "execute_agent_request", "execute_agent_request_sync"]
+
+
+_ASYNC: Final = "execute_agent_request_sync: the executor is async; await execute_agent_request"
 
 
 class Executed(NamedTuple):
@@ -170,6 +178,7 @@ class _Execution:
         if not isinstance(request, AgentTextRequest | AgentDecisionRequest | AgentToolRequest):
             raise AgentConfigError("execute_agent_request: a request of a step, see step.requests")
         self.waiting: Waiting | None = None
+        self.raw: Any = None
         origin = request._origin
         if origin is not None:
             clock = SystemClock() if now is None else FixedClock(now)
@@ -191,7 +200,11 @@ class _Execution:
             return self._turn(self._plain(self._model()))
         if isinstance(request, AgentTextRequest):
             return self._text(self._plain(self._asked()))
-        raise AgentConfigError("no decide executor")
+        chosen = run_calls_sync(self._decision(request))
+        if isinstance(chosen, Later):
+            chosen.close()
+            raise NotSupportedError(_ASYNC)
+        return Executed(chosen, self.raw)
 
     async def aexecuted(self) -> Executed:
         request = self.request
@@ -201,16 +214,14 @@ class _Execution:
             return self._turn(await settled(self._model()))
         if isinstance(request, AgentTextRequest):
             return self._text(await settled(self._asked()))
-        raise AgentConfigError("no decide executor")
+        return Executed(await run_calls(self._decision(request)), self.raw)
 
     def _plain(self, result: Any) -> Any:
         if not inspect.isawaitable(result):
             return result
         if inspect.iscoroutine(result):
             result.close()
-        raise NotSupportedError(
-            "execute_agent_request_sync: the executor is async; await execute_agent_request"
-        )
+        raise NotSupportedError(_ASYNC)
 
     # Text
 
@@ -225,13 +236,19 @@ class _Execution:
     def _asked(self) -> Any:
         request = self.request
         assert isinstance(request, AgentTextRequest)
-        slot = "stream_text" if request.stream else "generate_text"
+        return call_executor(
+            self._executor("stream_text" if request.stream else "generate_text"), request, None
+        )
+
+    def _executor(self, slot: str) -> Any:
+        """The source's own executor, else the host's."""
         executor = getattr(self.service, "executor", None) or getattr(self.executors, slot)
         if executor is None:
+            request = self.request
             raise AgentConfigError(
                 f"request {request.id!r} of source {request.src!r} needs the executor {slot}="
             )
-        return call_executor(executor, request, None)
+        return executor
 
     def _text(self, result: Any) -> Executed:
         request = self.request
@@ -242,6 +259,22 @@ class _Execution:
         if isinstance(answer, ModelResponse) and (request.tools or answer.tool_calls):
             return Executed(dump_turn(answer), raw)
         return Executed(output, raw)
+
+    # Decisions
+
+    def _decision(self, request: AgentDecisionRequest) -> Calls[ChosenEvent]:
+        waiting = self.waiting
+
+        def noted(asked: AgentDecisionRequest, result: Generated) -> None:
+            self.raw = result.raw
+
+        return attempts(
+            request,
+            self._executor("decide"),
+            AgentExecutorInfo(),
+            can_take=None if waiting is None else lambda event: can(waiting.scope.snapshot, event),
+            on_result=noted,
+        )
 
     # Tools
 

@@ -6,6 +6,7 @@ that both see the same.
 
 from __future__ import annotations
 
+import contextlib
 import keyword
 import math
 import sys
@@ -16,8 +17,14 @@ from pydantic import BaseModel
 
 from guardchart.agents._budgets import clamp_usage
 from guardchart.agents._models import ModelResponse, Usage
+from guardchart.agents._requests import DecisionAttempt
 from guardchart.agents._turn import Decided, ModelTurn
-from guardchart.errors import AgentError, GuardchartError, RecordedFailure
+from guardchart.errors import (
+    AgentError,
+    DecisionExhaustedError,
+    GuardchartError,
+    RecordedFailure,
+)
 from guardchart.gate import ToolCall
 from guardchart.kernel import EngineEvent, Event, done, failed, fired
 from guardchart.runtime import BeforeStep
@@ -85,12 +92,20 @@ def load_failure(data: Any) -> AgentError:
     if not isinstance(data, Mapping):
         data = {}
     message = data.get("message")
+    if data.get("type") == DecisionExhaustedError.__name__:
+        return DecisionExhaustedError(_attempts(data.get("attempts")))
     error = named_failure(data.get("type"), message if isinstance(message, str) else "")
     if "usage" in data:
         error.usage = load_usage(data["usage"])  # type: ignore[attr-defined]
-    if isinstance(data.get("attempts"), list):
-        error.attempts = data["attempts"]  # type: ignore[attr-defined]
     return error
+
+
+def _attempts(data: Any) -> list[DecisionAttempt]:
+    found = []
+    for each in data if isinstance(data, list | tuple) else ():
+        with contextlib.suppress(AgentError):
+            found.append(DecisionAttempt.from_json(each))
+    return found
 
 
 def named_failure(name: Any, message: str = "") -> AgentError:

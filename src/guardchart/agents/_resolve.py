@@ -40,6 +40,7 @@ __all__ = [
     "Calls",
     "Later",
     "attempts",
+    "judged",
     "resolve_decision",
     "resolve_decision_sync",
     "run_calls",
@@ -180,7 +181,7 @@ def attempts(
         result = _answer((yield partial(call_executor, decide, asked, info)))
         if on_result is not None:
             on_result(asked, result)
-        found = _judged(request, result.output, can_take)
+        found = judged(request, result.output, can_take)
         if not isinstance(found, DecisionAttempt):
             return found
         failed.append(found)
@@ -194,7 +195,7 @@ def _answer(result: Any) -> Generated:
     return as_generated(result)
 
 
-def _judged(
+def judged(
     request: AgentDecisionRequest, answer: Any, can_take: CanTake | None
 ) -> ChosenEvent | DecisionAttempt:
     """The event of an answer, or why it cannot be taken."""

@@ -13,10 +13,11 @@ from typing import Any, TypeAlias
 from guardchart.agents._models import ModelResponse
 from guardchart.agents._recorded import dump_turn, dump_verdict, load_failure, plain
 from guardchart.agents._requests import AgentRequest
+from guardchart.agents._sources import with_sources
 from guardchart.agents._stepper import AgentAction, FixedClock, Stepper, Tape, Waiting
 from guardchart.errors import StepError
 from guardchart.kernel import Event, Machine, Receipt, Snapshot, as_event, dump, fired, load
-from guardchart.runtime._core import ENGINE, INSIDE, OUTSIDE
+from guardchart.runtime._core import ENGINE, OUTSIDE
 
 __all__ = ["AgentStep", "From", "Given", "Origin", "fingerprint", "requests_of", "step_once"]
 
@@ -135,7 +136,10 @@ class Given:
             step = step.snapshot
         if isinstance(step, Snapshot):
             if step.machine is not machine:
-                raise StepError("the snapshot is another machine object's; load it for this one")
+                if with_sources(step.machine) is not machine:
+                    raise StepError("the snapshot is of another machine; load it for this one")
+                # The same machine, without the built-in sources.
+                step = load(machine, dump(step), trusted=True)
             self.snapshot = step
         elif step is not None:
             data = step if isinstance(step, str) else dict(step)
@@ -151,6 +155,7 @@ def step_once(
     recorded: Mapping[int, Any] | None = None,
 ) -> AgentStep:
     """Apply one record: what every step is, live or in a replay."""
+    machine = with_sources(machine)
     given = given.after(machine, step)
     tape = Tape(recorded)
     record = dict(record)
@@ -256,11 +261,7 @@ def _feed(
         return _finish(stepper, waiting, fed.output, fed.error)
     # What the log holds of a decision is the event that was chosen.
     record |= {"kind": "decision", "event": dict(fed.event)}
-    # A model chose it: it comes from inside, so it decides no approval.
-    receipt = actor._accept(as_event(fed.event), INSIDE).receipt or _dropped(stepper)
-    if receipt.status == "taken" and actor.is_current(waiting.invocation):
-        _finish(stepper, waiting, dict(fed.event), None)
-    return receipt
+    return _finish(stepper, waiting, dict(fed.event), None)
 
 
 def _finish(

@@ -15,6 +15,7 @@ from guardchart.errors import ServiceInterruptedError
 from guardchart.kernel import (
     CancelSend,
     CancelTimer,
+    Child,
     Emit,
     Event,
     Log,
@@ -193,11 +194,9 @@ class Stepper(InterpreterBase):
             for name, child in actor.snapshot.children.items():
                 if child.status != "active" or actor._state != "running":
                     continue
-                service = actor.logic.services.get(child.src)
-                if not isinstance(service, Machine):
-                    yield Waiting(
-                        actor.prefix + child.key, actor, _invocation(name, child, service)
-                    )
+                invocation = actor._invocation_of(name, child)
+                if not isinstance(invocation.service, Machine):
+                    yield Waiting(actor.prefix + child.key, actor, invocation)
 
     def timers(self) -> list[AgentAction]:
         """Every pending timer and delayed send, the earliest first."""
@@ -235,8 +234,8 @@ class Stepper(InterpreterBase):
         for name, child in restored.children.items():
             if child.status != "active":
                 continue
-            service = self.logic.services.get(child.src)
-            invocation = _invocation(name, child, service)
+            invocation = self._invocation_of(name, child)
+            service = invocation.service
             if not isinstance(service, Machine):
                 self._start_service(invocation)
             elif child.snapshot is None:
@@ -309,12 +308,19 @@ class Stepper(InterpreterBase):
         child = self.snapshot.children.get(effect.id)
         if child is None or child.status != "active":
             return None
-        service = self.logic.services.get(child.src)
+        service = self._invocation_of(effect.id, child).service
         if isinstance(service, Machine) or hasattr(service, "step_requests"):
             return None
         return AgentAction(
             "start", self.id, self.prefix + child.key, src=child.src, value=child.input
         )
+
+    def _invocation_of(self, name: str, child: Child) -> Invocation:
+        state_id = child.state_id or None
+        service = self.logic.services.get(child.src)
+        if service is None and state_id is not None:
+            service = self._written(StartService(name, child.src, state_id))
+        return Invocation(name, child.key, child.src, service, state_id, None, child.input)
 
     def _ask_hook(self, event: AnyEvent, origin: str) -> BeforeStep | Exception:
         tape = self.tape
@@ -327,9 +333,3 @@ class Stepper(InterpreterBase):
         if verdict is not _NOTHING:
             tape.verdicts[number] = (self._hook, event, verdict)
         return verdict
-
-
-def _invocation(name: str, child: Any, service: Any) -> Invocation:
-    return Invocation(
-        name, child.key, child.src, service, child.state_id or None, None, child.input
-    )

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from guardchart.agents._recorded import dump_failure, plain
 from guardchart.agents._requests import AgentRequest
+from guardchart.agents._sources import with_sources
 from guardchart.agents._step import AgentStep, From, Given, Origin, requests_of, step_once
 from guardchart.agents._stepper import AgentAction, FixedClock
 from guardchart.errors import AgentError, StepError
@@ -214,6 +215,7 @@ def get_agent_requests(
         >>> get_agent_requests(door, initial_agent_step(door))
         ()
     """
+    machine = with_sources(machine)
     given = Given(None, ledger, scope, trusted).after(machine, step)
     assert given.snapshot is not None
     origin = Origin(machine, given.snapshot, given.scope, given.ledger, given.trusted is True)

@@ -26,9 +26,11 @@ from guardchart.agents._requests import (
     call_executor,
 )
 from guardchart.agents._resolve import run_calls, run_calls_sync
+from guardchart.agents._stepper import Fed
 from guardchart.agents._wire import Wire
 from guardchart.errors import AbortedError, AgentConfigError, AgentError
 from guardchart.kernel import Snapshot
+from guardchart.runtime import ServiceScope
 
 __all__ = [
     "TextInput",
@@ -119,6 +121,17 @@ class TextLogic(RequestLogic):
         if binding.on_result is not None:
             binding.on_result(request, result)
         return self.read(result.output)
+
+    def step_requests(self, scope: ServiceScope, id: str) -> list[Any]:
+        """The request of an invoke that waits for its answer; see the step path."""
+        return [self.request(scope.invocation.input, id=id, src=scope.invocation.src)]
+
+    def step_result(self, scope: ServiceScope, id: str, data: Any) -> Fed:
+        """What an answer that a host brings makes of the invoke."""
+        try:
+            return Fed(self.read(data))
+        except AgentError as error:
+            return Fed(error=error)
 
     def read(self, answer: Any) -> Any:
         """The output of an answer: validated where ``output`` is a type, else as it is.
