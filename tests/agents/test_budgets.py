@@ -3,6 +3,12 @@ import math
 
 import pytest
 
+from guardchart.agents import (
+    FakeModel,
+    ModelResponse,
+    agent_logic,
+    run_agent_sync,
+)
 from guardchart.agents._budgets import (
     MAX_COST_USD,
     MAX_COUNT,
@@ -206,3 +212,39 @@ def test_budget_guards_count_a_negative_counter_as_zero(guard, value):
 @pytest.mark.parametrize("context", [None, 5, "context", [], object()])
 def test_budget_guards_deny_when_the_context_is_no_mapping(guard, context):
     assert LIMITED[guard](context, None) is False
+
+
+# --- whose budget ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scope", ["turn", "conversation"])
+def test_turns_of_a_conversation_have_their_own_budget_or_share_one(scope):
+    snapshot, spent = None, []
+    usage = {"input_tokens": 30, "output_tokens": 20}
+    for _ in range(3):
+        result = run_agent_sync(
+            FakeModel([{"text": "x", "usage": usage}], is_async=False),
+            prompt="Go on.",
+            snapshot=snapshot,
+            budgets={"max_tokens": 100},
+            budget_scope=scope,
+        )
+        snapshot = result.snapshot
+        spent.append((result.ok, result.usage["tokens_in"]))
+    if scope == "turn":
+        assert spent == [(True, 30)] * 3
+    else:
+        assert spent == [(True, 30), (True, 60), (False, 60)]
+        assert result.error == {"kind": "budget", "message": "token budget exhausted"}
+
+
+def test_a_cost_limit_without_prices_is_warned_of_when_it_is_built():
+    class Unpriced:
+        prices = None
+        is_async = False
+
+        def __call__(self, messages, tools):
+            return ModelResponse("x")
+
+    with pytest.warns(UserWarning, match="prices="):
+        agent_logic(Unpriced(), budgets={"max_usd": 1.0})

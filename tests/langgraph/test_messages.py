@@ -134,6 +134,25 @@ def test_conversation_writes_only_the_new_turn_when_all_before_was_summarised() 
     assert [each.content for each in talk.new(talk.before, [summary, *turn], "r")] == ["3", "4"]
 
 
+def test_conversation_says_the_prompt_once_when_results_are_told_before_it() -> None:
+    call = {"id": "c1", "name": "pay", "args": {}, "type": "tool_call"}
+    talk = Conversation([AIMessage("", tool_calls=[call]), HumanMessage("wait")], "wait")
+    result = {"role": "tool", "tool_call_id": "c1", "content": "superseded"}
+    said = {"role": "user", "content": "wait"}
+    new = talk.new(talk.before, _after(talk, result, said), "r")
+    assert [each.content for each in new] == ["superseded"]
+
+
+def test_conversation_writes_nothing_twice_when_a_result_was_put_behind_its_call() -> None:
+    call = {"id": "c1", "name": "pay", "args": {}, "type": "tool_call"}
+    asked = AIMessage("", tool_calls=[call])
+    talk = Conversation([asked, HumanMessage("hi"), ToolMessage("paid", tool_call_id="c1")])
+    first, greeting, result = talk.before
+    added = {"role": "user", "content": "more"}
+    new = talk.new(talk.before, [first, result, greeting, added], "r")
+    assert [each.content for each in new] == ["more"]
+
+
 def test_conversation_writes_nothing_when_nothing_was_said() -> None:
     talk = Conversation([HumanMessage("1")])
     assert talk.new(talk.before, talk.before, "r") == []

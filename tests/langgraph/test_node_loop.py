@@ -28,6 +28,7 @@ from guardchart.errors import AgentConfigError, SnapshotTamperedError, StoreErro
 from guardchart.gate import Seal, sign_decision
 from guardchart.langgraph import ledger_for, statechart_node
 from guardchart.persistence import InMemoryLedger, SQLiteLedger
+from tests.agents.test_window import assert_accepted
 from tests.langgraph.graphs import (
     COUNTER,
     REFUND,
@@ -632,6 +633,67 @@ def test_an_approval_goes_on_with_the_channels_conversation() -> None:
     out = app.invoke({"event": approval(out["xsm"])}, thread())
     assert refunds.done == [(7, 500)]
     assert [each.type for each in out["messages"]] == ["human", "ai", "tool", "ai"]
+
+
+@BOTH
+@pytest.mark.parametrize("in_channel", [True, False], ids=["channel", "snapshot"])
+async def test_a_thread_holds_many_turns_and_the_model_is_never_sent_an_open_call(
+    kind: str, in_channel: bool
+) -> None:
+    options: dict[str, Any] = {"messages_key": "messages"} if in_channel else {}
+    refunds = Refunds()
+    sent: list[Any] = []
+    app, out = None, {}
+    saver = InMemorySaver()
+    for number in range(24):
+        model = FakeModel(
+            [REFUND if number % 3 == 1 else LOOKUP, {"text": f"answer {number}"}], is_async=False
+        )
+        logic = agent_logic(model, refunds.tools(), max_messages=9)
+        node = statechart_node(
+            loop_chart("lookup", "refund"),
+            logic,
+            event_from_state=from_event,
+            event_key="event",
+            **options,
+        )
+        app = compiled(node, saver=saver)
+        # Every third turn asks a person, and the next question supersedes it.
+        state: dict[str, Any] = {"event": start(f"question {number}")}
+        if in_channel:
+            state["messages"] = [HumanMessage(f"question {number}")]
+        out = await run(kind, app, state, thread())
+        sent += [call["messages"] for call in model.calls]
+        expected = "awaiting_human" if number % 3 == 1 else "done"
+        assert out["xsm"]["value"] == expected, (number, out["xsm"]["context"]["error"])
+    for messages in sent:
+        assert_accepted(messages)
+        assert in_channel or len(messages) <= 10
+    assert refunds.done == [] and out["xsm"]["batch_no"] == 24
+    if in_channel:
+        said = [each.content for each in out["messages"] if isinstance(each, HumanMessage)]
+        assert said == [f"question {number}" for number in range(24)]
+        results = [each.tool_call_id for each in out["messages"] if each.type == "tool"]
+        proposing = [each for each in out["messages"] if isinstance(each, AIMessage)]
+        asked = [call["id"] for each in proposing for call in each.tool_calls]
+        assert sorted(results) == sorted(asked)
+
+
+def test_a_call_that_another_node_left_open_in_the_channel_is_answered_for_the_model() -> None:
+    model = FakeModel([{"text": "ok"}], is_async=False)
+    node = statechart_node(
+        loop_chart(),
+        agent_logic(model),
+        event_from_state=lambda s: start("and now?"),
+        messages_key="messages",
+    )
+    call = {"id": "o1", "name": "fetch", "args": {}, "type": "tool_call"}
+    channel = [HumanMessage("hi"), AIMessage("", tool_calls=[call]), HumanMessage("and now?")]
+    out = compiled(node).invoke({"messages": channel}, thread())
+    (request,) = [each["messages"] for each in model.calls]
+    assert_accepted(request)
+    assert [each["role"] for each in request] == ["user", "assistant", "tool", "user"]
+    assert [each.type for each in out["messages"]] == ["human", "ai", "human", "tool", "ai"]
 
 
 def test_result_to_state_may_add_messages_of_its_own() -> None:

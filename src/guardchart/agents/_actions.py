@@ -12,6 +12,7 @@ from typing import Any, Final
 from guardchart.agents._budgets import add_usage, spent_by
 from guardchart.agents._context import (
     closing,
+    conversation,
     pending_entries,
     prompt_of,
     shortened,
@@ -36,6 +37,7 @@ REJECTED: Final = closing_text("rejected")
 EXPIRED: Final = closing_text("expired")
 REFUSED: Final = closing_text("tampered")
 TOOL_TIMEOUT: Final = "tool call timed out"
+NOT_RUN_HERE: Final = "not run: a reply was asked for"
 LATE: Final = "error: no answer in time; the outcome is unknown"
 
 Update = dict[str, Any] | None
@@ -105,11 +107,7 @@ class LoopActions:
     ) -> dict[str, Any]:
         """Every pending call gets its result; none stays pending."""
         new = closing(context, outcomes_of(event), default, results)
-        return {
-            "messages": self._messages(context, *new),
-            "pending_tool_calls": [],
-            "approved_call_ids": [],
-        }
+        return {"messages": self._messages(context, *new), **_nothing_pending()}
 
     def append_user_message(self, context: Mapping[str, Any], event: Any) -> Update:
         prompt = prompt_of(context, event)
@@ -117,7 +115,12 @@ class LoopActions:
             raise AgentError("START carries no prompt; send START with prompt='...'")
         return {
             "task": prompt,
-            "messages": self._messages(context, user_turn(prompt)),
+            "messages": shortened(
+                {"task": prompt},
+                [*conversation(context), user_turn(prompt)],
+                self._max_messages,
+                self._summarise,
+            ),
             "result": None,
             "error": None,
             "output_retries": 0,
@@ -194,14 +197,19 @@ class LoopActions:
         _, detail = self._output.of(context, event)
         request = f"RETRY_OUTPUT: your reply did not fit ({detail}). Reply with the JSON alone."
         retries = context.get("output_retries")
+        closed = closing(context, outcomes_of(event), NOT_RUN_HERE)
         return {
-            "messages": self._messages(context, user_turn(request)),
+            "messages": self._messages(context, *closed, user_turn(request)),
+            **(_nothing_pending() if closed else {}),
             "output_retries": (retries if type(retries) is int else 0) + 1,
         }
 
     def fail_output(self, context: Mapping[str, Any], event: Any) -> Update:
         _, detail = self._output.of(context, event)
-        return {"error": error_of("output", f"model output failed validation ({detail})")}
+        error = error_of("output", f"model output failed validation ({detail})")
+        if not pending_entries(context):
+            return {"error": error}
+        return {**self._closed(context, event, NOT_RUN_HERE), "error": error}
 
     def deny_tool(self, context: Mapping[str, Any], event: Any) -> Update:
         denied = getattr(event, "error", None)
@@ -255,6 +263,10 @@ class LoopActions:
 
     def retry_reset(self, context: Mapping[str, Any], event: Any) -> Update:
         return {"retries": 0, "error": None}
+
+
+def _nothing_pending() -> dict[str, Any]:
+    return {"pending_tool_calls": [], "approved_call_ids": []}
 
 
 def _pending(turn: ModelResponse) -> list[dict[str, Any]]:

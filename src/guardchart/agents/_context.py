@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from guardchart.agents._messages import (
     Message,
@@ -11,14 +12,14 @@ from guardchart.agents._messages import (
     safe_text,
     system_turn,
     tool_turn,
-    trim_messages,
     user_turn,
-    without_orphans,
 )
+from guardchart.agents._window import open_turn, paired, plain, trim_messages
 from guardchart.gate import ToolCall
 
 __all__ = [
     "closing",
+    "conversation",
     "pending_calls",
     "pending_entries",
     "prompt_of",
@@ -28,6 +29,9 @@ __all__ = [
     "shown_ids",
     "shown_item",
 ]
+
+_LOG = logging.getLogger("guardchart")
+_NO_RESULT: Final = "error: no result was recorded"
 
 
 def pending_entries(context: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -123,10 +127,43 @@ def shortened(
     # From here on the entries are taken apart; those of a restored context may be anything.
     messages = [each for each in messages if _usable(each)]
     if summarise is not None:
-        return without_orphans(check_messages(summarise(list(messages))))
+        start = open_turn(messages)  # its results are still to come, so it stays as it is
+        summary = _summary(summarise, messages[:start])
+        if summary is not None:
+            return [*summary, *messages[start:]]
     task = context.get("task")
     kept, _ = trim_messages(messages, max_messages, task=task if isinstance(task, str) else None)
     return kept
+
+
+def _summary(
+    summarise: Callable[[list[Message]], list[Message]], messages: list[Message]
+) -> list[Message] | None:
+    """What is left of finished turns; None where that cannot be told, so that they are cut."""
+    if not messages:
+        return []
+    try:
+        return paired(check_messages(summarise(list(messages))))
+    except Exception as error:  # a conversation must not end because its summary failed
+        _LOG.warning("summarise failed (%s): the conversation is cut", type(error).__name__)
+        return None
+
+
+def conversation(context: Mapping[str, Any]) -> list[Message]:
+    """The conversation as a new turn finds it: each call with its result, each result asked for.
+
+    It may come from a message channel or a snapshot, where somebody else has left a call
+    without its result, and where results may stand behind a later message.
+    """
+    stored = context.get("messages")
+    if not isinstance(stored, list):
+        return []
+    try:
+        if plain(stored):
+            return stored
+    except TypeError:  # an entry that has no length is no message
+        pass
+    return paired([each for each in stored if _usable(each)], _NO_RESULT)
 
 
 def _usable(message: Any) -> bool:

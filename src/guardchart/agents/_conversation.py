@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from guardchart.agents._actions import error_of
-from guardchart.agents._messages import trim_messages
+from guardchart.agents._window import trim_messages
 from guardchart.kernel import Event, Machine, Snapshot, dump, initial_transition, load
 
 __all__ = ["continued", "is_final", "is_start", "smaller", "tampered"]

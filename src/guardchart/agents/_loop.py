@@ -131,7 +131,8 @@ def agent_logic(
         budgets: A `Budget` or a mapping of its fields; 10 turns by default.
         output_model: A pydantic model (or ``"module:Model"``) the final reply must fit.
         max_messages: How many messages the context keeps, cut at turn boundaries.
-        summarise: ``messages -> messages``, instead of cutting.
+        summarise: ``messages -> messages``, instead of cutting; a plain function, called within
+            a step. One that raises is logged, and the conversation cut.
         max_output_retries: How often a reply that does not fit is asked for again.
         system_prompt: Prepended to every request, never stored.
         model_timeout_s: Seconds a model call may take.
@@ -166,6 +167,11 @@ def agent_logic(
     """
     registry = _registry(tools)
     _callable(summarise=summarise, output_parser=output_parser)
+    if is_async_model(summarise):
+        raise AgentConfigError(
+            "agent_logic: summarise is async, but it is called within a step; make it a plain "
+            "function"
+        )
     if not callable(model):
         hint = "; docs/models.md shows how to wrap a chat model" if model is not None else ""
         raise AgentConfigError(f"agent_logic: model must be callable: (messages, tools){hint}")

@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
-from guardchart.errors import AgentConfigError, AgentError
+from guardchart.errors import AgentError
 from guardchart.gate import ToolCall
 from guardchart.gate._arguments import MAX_ARGUMENT_BYTES, MAX_DEPTH, UNPARSEABLE
 
@@ -26,9 +26,7 @@ __all__ = [
     "storable_arguments",
     "system_turn",
     "tool_turn",
-    "trim_messages",
     "user_turn",
-    "without_orphans",
 ]
 
 Message: TypeAlias = dict[str, Any]
@@ -293,101 +291,3 @@ def open_calls(messages: Sequence[Mapping[str, Any]]) -> list[str]:
         if message.get("role") == "tool":
             waiting.pop(message["tool_call_id"], None)
     return list(waiting)
-
-
-# Trimming
-
-
-def trim_messages(
-    messages: Sequence[Message], max_messages: int, *, task: str | None = None
-) -> tuple[list[Message], tuple[str, ...]]:
-    """Cut a conversation to its task and its newest turns.
-
-    The window starts at a turn, never between an assistant message and its results. The newest
-    turn is kept whole even where it alone exceeds ``max_messages``: a model must see the
-    results it has just asked for.
-
-    Args:
-        messages: The conversation, newest last.
-        max_messages: How many messages to keep, at least 1.
-        task: Text of the current task; its newest user message is kept. None keeps the first
-            user message.
-
-    Returns:
-        The kept messages as a new list, and the ids of the tool calls that were dropped, oldest
-        first: they stay spent.
-
-    Raises:
-        AgentConfigError: ``max_messages`` is no int or below 1.
-
-    Example:
-        >>> turns = [user_turn("task"), *(user_turn(str(n)) for n in range(5))]
-        >>> kept, dropped = trim_messages(turns, 3)
-        >>> [m["content"] for m in kept], dropped
-        (['task', '3', '4'], ())
-    """
-    if not _is_int(max_messages) or max_messages < 1:
-        raise AgentConfigError("max_messages must be an int of at least 1")
-    total = len(messages)
-    if total <= max_messages:
-        return list(messages), ()
-    pinned = _task_index(messages, task)
-    start = total - max_messages
-    if pinned is not None and pinned < start:
-        start += 1  # the pinned task takes one place
-    else:
-        pinned = None
-    newest = _newest_turn(messages)
-    while start < newest and messages[start].get("role") == "tool":
-        start += 1
-    start = min(start, newest)
-    head = [messages[pinned]] if pinned is not None and pinned < start else []
-    window = [*head, *messages[start:]]
-    if not _has_calls(messages):
-        return window, ()
-    kept = without_orphans(window)
-    held = set(call_ids(kept))
-    return kept, tuple(id_ for id_ in call_ids(messages) if id_ not in held)
-
-
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def without_orphans(messages: Sequence[Message]) -> list[Message]:
-    """Drop results whose assistant turn is not before them: providers refuse such requests."""
-    proposed: set[str] = set()
-    kept = []
-    for message in messages:
-        if calls := message.get("tool_calls"):
-            proposed.update(call["id"] for call in calls)
-        if message.get("role") != "tool" or message["tool_call_id"] in proposed:
-            kept.append(message)
-    return kept
-
-
-def _has_calls(messages: Sequence[Message]) -> bool:
-    """Whether any tool call or result is among them; plain messages have two keys."""
-    return max(map(len, messages), default=0) > 2 and any(
-        "tool_calls" in message or "tool_call_id" in message for message in messages
-    )
-
-
-def _task_index(messages: Sequence[Message], task: str | None) -> int | None:
-    """Where the newest user message with this text stands, else the first user message."""
-    if task is not None:
-        for index in range(len(messages) - 1, -1, -1):
-            if messages[index].get("role") == "user" and messages[index].get("content") == task:
-                return index
-    for index, message in enumerate(messages):
-        if message.get("role") == "user":
-            return index
-    return None
-
-
-def _newest_turn(messages: Sequence[Message]) -> int:
-    """Where the newest turn starts: the last message that is not a tool result."""
-    for index in range(len(messages) - 1, -1, -1):
-        if messages[index].get("role") != "tool":
-            return index
-    return len(messages)

@@ -67,8 +67,11 @@ class Conversation:
         """
         start = _after_the_last(kept, after)
         added = list(after[start:])
-        if self.prompted and added and added[0].get("role") == "user":
-            added.pop(0)
+        if self.prompted:
+            # Results of calls that the prompt superseded are told before it.
+            said = next((i for i, m in enumerate(added) if m.get("role") != "tool"), None)
+            if said is not None and added[said].get("role") == "user":
+                added.pop(said)
         if not added:
             return []
         n = self._last_number(run)
@@ -116,7 +119,10 @@ def _after_the_last(kept: Sequence[Any], after: Sequence[Mapping[str, Any]]) -> 
     last = kept[-1]
     for index in range(len(after) - 1, -1, -1):
         if after[index] is last:
-            return index + 1
+            added = set(map(id, after[index + 1 :]))
+            if added.isdisjoint(map(id, kept)):
+                return index + 1
+            break  # a result was put behind its call, which stands further up
     known = {id(each) for each in kept}
     for index in range(len(after) - 1, -1, -1):
         if id(after[index]) in known:
