@@ -81,3 +81,23 @@ def test_a_model_that_promises_to_end_by_itself_is_called_in_the_callers_thread(
 def test_a_fake_model_is_bounded_unless_an_item_hangs() -> None:
     assert FakeModel([{"text": "hi"}, ValueError("no")]).bounded
     assert not FakeModel([{"text": "hi"}, {"hang": True}]).bounded
+
+
+@pytest.mark.parametrize("only_reads", [True, False])
+def test_a_model_is_handed_copies_unless_it_promises_only_to_read(only_reads: bool) -> None:
+    class Model:
+        is_async = False
+
+        def __init__(self) -> None:
+            self.only_reads = only_reads
+            self.seen: list[Any] = []
+
+        def __call__(self, messages: Any, tools: Any) -> ModelResponse:
+            self.seen = list(messages)
+            return ModelResponse("Hello.")
+
+    model = Model()
+    result = run_agent_sync(model, prompt="Hello?")
+    kept = result.context["messages"][0]
+    assert model.seen[0] == kept
+    assert (model.seen[0] is kept) is only_reads

@@ -99,13 +99,18 @@ def _text(value: Any) -> str | None:
     return safe_text(value) if isinstance(value, str) and value.strip() else None
 
 
-def request_messages(context: Mapping[str, Any], system_prompt: str | None) -> list[Message]:
+def request_messages(
+    context: Mapping[str, Any], system_prompt: str | None, *, shared: bool = False
+) -> list[Message]:
     """What a model is sent: the system prompt (never stored), then the conversation.
 
-    A conversation without a user message is opened by the context's task.
+    A conversation without a user message is opened by the context's task. Its messages are
+    copies, or with ``shared`` the context's own, for a model that only reads them.
     """
     stored = context.get("messages")
-    messages: list[Message] = list(map(dict, stored)) if isinstance(stored, list) else []
+    messages: list[Message] = []
+    if isinstance(stored, list):
+        messages.extend(stored if shared else map(dict, stored))
     if not any(each.get("role") == "user" for each in messages):
         task = prompt_of(context, None)
         if task is not None:
@@ -125,7 +130,18 @@ def shortened(
     if len(messages) <= max_messages:
         return list(messages)
     # From here on the entries are taken apart; those of a restored context may be anything.
-    messages = [each for each in messages if _usable(each)]
+    messages = [
+        each
+        for each in messages
+        if (
+            # Most are of this kind, and nothing of it can be wrong.
+            type(each) is dict
+            and len(each) == 2
+            and "content" in each
+            and each.get("role", "tool") != "tool"
+        )
+        or _usable(each)
+    ]
     if summarise is not None:
         start = open_turn(messages)  # its results are still to come, so it stays as it is
         summary = _summary(summarise, messages[:start])

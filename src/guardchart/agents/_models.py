@@ -187,6 +187,8 @@ class FakeModel:
     Attributes:
         calls: What each call was sent: ``{"messages": [...], "tools": [names]}``.
         bounded: Whether every call ends by itself, at once; True unless an item hangs.
+        only_reads: True: the messages of a request are copied before they are kept, and never
+            changed.
 
     Source: xstate-statemachine, agents reference: FakeModel.
 
@@ -197,6 +199,8 @@ class FakeModel:
         >>> model.calls[0]["messages"][0]["content"]
         'hello'
     """
+
+    only_reads = True
 
     def __init__(
         self,

@@ -61,6 +61,8 @@ class ProviderModel:
         max_output_tokens: The cap on one answer that each request declares, or None.
     """
 
+    only_reads = True
+
     def __init__(
         self,
         create: Callable[..., Any],

@@ -46,11 +46,12 @@ class CallModel:
         self.system_prompt = system_prompt
         self.is_async = is_async_model(model) if is_async is None else is_async
         self.bounded = getattr(model, "bounded", False) is True
+        self._only_reads = getattr(model, "only_reads", False) is True
 
     def __call__(self, scope: ServiceScope | None, context: Mapping[str, Any], event: Any) -> Any:
         node = None if scope is None else scope.node
         allowed = allowed_tools(node) if node is not None else as_allowed(())
-        messages = request_messages(context, self.system_prompt)
+        messages = request_messages(context, self.system_prompt, shared=self._only_reads)
         schemas = self.registry.schemas(allowed.names(self.registry))
         if self.is_async:
             return self._ask(scope, messages, schemas)

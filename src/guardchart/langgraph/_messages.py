@@ -52,7 +52,12 @@ class Conversation:
             self.before.pop()
 
     def new(
-        self, kept: Sequence[Any], after: Sequence[Mapping[str, Any]], run: str
+        self,
+        kept: Sequence[Any],
+        after: Sequence[Mapping[str, Any]],
+        run: str,
+        *,
+        begun: bool = True,
     ) -> list[BaseMessage]:
         """Return what the channel has to gain, as LangChain messages.
 
@@ -60,6 +65,8 @@ class Conversation:
             kept: The very message objects the chart started with.
             after: The chart's messages at the end, oldest first.
             run: The run's nonce; ids are ``<run>-<n>`` and never used twice.
+            begun: Whether the run is older than this invocation, so that the channel may hold
+                messages of it.
 
         Returns:
             The messages after the last one that was there before. A window cut at the front
@@ -74,7 +81,7 @@ class Conversation:
                 added.pop(said)
         if not added:
             return []
-        n = self._last_number(run)
+        n = self._last_number(run) if begun else 0
         return [from_compact(each, f"{run}-{n + 1 + i}") for i, each in enumerate(added)]
 
     def _last_number(self, run: str) -> int:

@@ -104,7 +104,8 @@ def _written(visit: Visit, interpreter: Any, snapshot: Snapshot) -> dict[str, An
     update: dict[str, Any] = {settings.state_key: data}
     if visit.conversation is not None:
         said = snapshot.context.get("messages") or ()
-        added = visit.conversation.new(visit.kept, said, snapshot.run or "")
+        begun = visit.snapshot is not None
+        added = visit.conversation.new(visit.kept, said, snapshot.run or "", begun=begun)
         if added:
             update[settings.messages_key or ""] = added
     if settings.seal is not None:
