@@ -67,15 +67,18 @@ class Row:
     ``fast`` is the next configuration and the receipt when the answer is a bare move that no
     guard decides; ``flat`` the candidates when no regions compete; ``selections`` the general
     form, tried one after the other (for an engine event exact keys, then wildcards).
+    ``ending`` is the linear plan of a timer's or child's end that leaves its state, the receipt,
+    and (is a child, its id).
     """
 
-    __slots__ = ("event_type", "fast", "flat", "selections")
+    __slots__ = ("ending", "event_type", "fast", "flat", "selections")
 
     def __init__(self, event_type: str, selections: tuple[Selection, ...]) -> None:
         self.event_type = event_type
         self.selections = selections
         self.fast: tuple[Configuration, Receipt] | None = None
         self.flat: tuple[Candidate, ...] | None = None
+        self.ending: tuple[Plan, Receipt, tuple[bool, str]] | None = None
         if not event_type or not selections:
             return
         settled = selections[0].settled()

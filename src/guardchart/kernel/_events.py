@@ -224,12 +224,12 @@ def as_event(
     >>> as_event({"type": "GO", "speed": 3}).payload
     {'speed': 3}
     """
+    if isinstance(event, str):
+        return Event(event, payload)
     if isinstance(event, Event):
         if payload:
             raise StepError("give an Event or a payload, not both")
         return event
-    if isinstance(event, str):
-        return Event(event, payload)
     if not isinstance(event, Mapping):
         raise StepError("an event must be an Event, a mapping with 'type', or a type")
     rest = dict(event)

@@ -57,6 +57,7 @@ __all__ = [
 ]
 
 MAX_ERROR_CHARS: Final = 500
+_OF_CHILD: Final = {"done": DONE_ACTOR, "failed": ERROR_ACTOR, "observed": SNAPSHOT_ACTOR}
 _new = tuple.__new__
 
 
@@ -399,7 +400,7 @@ def resolve(snapshot: Snapshot, event: EngineEvent) -> Event | None:
     if child is None or child.key != key or child.status != "active":
         return None
     if event.event is None:
-        prefix = {"done": DONE_ACTOR, "failed": ERROR_ACTOR, "observed": SNAPSHOT_ACTOR}[kind]
+        prefix = _OF_CHILD[kind]
         node = None if child.spawned else snapshot.machine.nodes.get(child.state_id)
         event.event = DoneEvent(
             prefix + child_id, event.value, child.src, invoke_id=child_id, node=node
@@ -414,10 +415,10 @@ def _engine_step(
     config: Configuration = snapshot[3]
     quick = _quick(machine, snapshot, engine_event)
     if quick is not None:
-        candidate, ended = quick
+        plan, receipt, ended = quick
         try:
-            event = resolve(snapshot, engine_event) if candidate.plan.updates else None
-            return _linear_step(snapshot, candidate.plan, candidate.receipt, event, now, ended)
+            event = resolve(snapshot, engine_event) if plan.updates else None
+            return _linear_step(snapshot, plan, receipt, event, now, ended)
         except Fault as fault:
             run = Run(machine, snapshot, now, host)
             if engine_event.kind == "fired":
@@ -465,39 +466,43 @@ def _engine_step(
 
 def _quick(
     machine: Machine, snapshot: Snapshot, engine_event: EngineEvent
-) -> tuple[Any, tuple[bool, str]] | None:
-    """Return the candidate of a completion that no guard decides and a linear plan answers.
+) -> tuple[Plan, Receipt, tuple[bool, str]] | None:
+    """Return the linear plan that answers a completion no guard decides, and its receipt.
 
     Only where the plan leaves the state that owned the timer or child, so that nothing of it
     is to be recorded, and where no ``settle`` has a say.
     """
-    if snapshot[1] != "active":
-        return None
-    kind, key = engine_event.kind, engine_event.key
+    status, rest = snapshot[1], snapshot[4]
     config: Configuration = snapshot[3]
-    rest = snapshot[4]
+    kind, key = engine_event.kind, engine_event.key
+    if status != "active":
+        return None
     if kind == "fired":
         settled = key
         if key not in rest.timers:
             return None
         row = config.engine_rows.get(AFTER + key)
-    elif kind != "observed":
+    else:
         settled = key.rpartition("@")[0]
         child = rest.children.get(settled)
-        if child is None or child.key != key or child.status != "active":
+        if child is None or child[1] != key or child[2] != "active" or child[5]:  # spawned
             return None
-        if child.spawned or settled in machine.settling:
-            return None
-        row = config.engine_rows.get((DONE_ACTOR if kind == "done" else ERROR_ACTOR) + settled)
-    else:
+        row = config.engine_rows.get(_OF_CHILD[kind] + settled)
+    if row is None:
         return None
-    if row is None or not row.flat or row.flat[0].test is not None:
-        return None
-    candidate = row.flat[0]
-    plan = candidate.plan
-    if plan is None or not plan.linear or (kind != "fired", settled) not in plan.stopped:
-        return None
-    return candidate, (kind != "fired", settled)
+    if row.ending is None and row.flat and row.flat[0].test is None:
+        plan, receipt = row.flat[0].plan, row.flat[0].receipt
+        ended = (kind != "fired", settled)
+        if (
+            plan is not None
+            and receipt is not None
+            and plan.linear
+            and ended in plan.stopped
+            and kind != "observed"
+            and settled not in machine.settling
+        ):
+            row.ending = plan, receipt, ended
+    return row.ending
 
 
 def _delayed_send(run: Run, snapshot: Snapshot, key: str) -> StepResult:

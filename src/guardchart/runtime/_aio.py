@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import contextvars
 import inspect
-from collections.abc import Callable, Collection, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 from typing import Any, ClassVar, Self
 
 from guardchart.errors import NotSupportedError, QueueFullError, StepError
@@ -281,9 +281,9 @@ class Interpreter(InterpreterBase):
 
     # Time
 
-    def _commit(self, *args: Any) -> None:
-        super()._commit(*args)
-        self._arm()
+    def _perform(self, effects: Iterable[Any], event: Any) -> None:
+        super()._perform(effects, event)
+        self._arm()  # a deadline comes and goes by an effect
 
     def _arm(self) -> None:
         """Have the loop call at the next deadline of this machine; children arm their own."""

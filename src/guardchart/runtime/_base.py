@@ -258,7 +258,8 @@ class InterpreterBase(InterpreterSteps):
         if child is None or child.status != "active":
             return
         seen = event.event if isinstance(event, EngineEvent) else event
-        invocation = Invocation(name, child.key, child.src, service, state_id, seen, child.input)
+        fields = (name, child.key, child.src, service, state_id, seen, child.input)
+        invocation = tuple.__new__(Invocation, fields)
         if self._plugins.items:
             self._plugins.call("on_service_start", self, invocation, child.input)
         try:

@@ -178,8 +178,9 @@ def call_service(
     service = invocation.service
     if (_form(service) if form is None else form) == 1:
         return service(invocation.input)
-    scope = ServiceScope(interpreter, invocation)
-    return service(scope, interpreter.snapshot.context, invocation.event)
+    snapshot = interpreter._snapshot
+    assert snapshot is not None
+    return service(ServiceScope(interpreter, invocation), snapshot[2], invocation.event)
 
 
 async def awaited(awaitable: Any) -> Any:

@@ -149,7 +149,8 @@ class InterpreterSteps(InterpreterCore):
         return receipt if denied is None else receipt._replace(status="denied", reason=denied)
 
     def _step(self, event: AnyEvent) -> Receipt:
-        before = self.snapshot
+        before = self._snapshot
+        assert before is not None
         self._stepping = True
         try:
             after, effects, receipt = step(
@@ -164,8 +165,10 @@ class InterpreterSteps(InterpreterCore):
                 self._fault(fault)
         if after is not before:
             self._snapshot = after
-        if after is not before and (effects or self._observed or after[1] != "active"):
-            self._commit(after, effects, receipt, event, before[3].ids)
+            if self._observed or after[1] != "active":
+                self._commit(after, effects, receipt, event, before[3].ids)
+            elif effects:
+                self._perform(effects, event)
         return receipt
 
     def _failed_step(self, event: AnyEvent, error: Exception) -> Receipt:
@@ -217,5 +220,12 @@ class InterpreterSteps(InterpreterCore):
         event: AnyEvent,
         before: frozenset[str],
     ) -> None:
-        """Carry out what a step asked for; the snapshot is the machine's already."""
+        """Tell who looks on, and carry out what a step asked for.
+
+        The snapshot is the machine's already.
+        """
+        raise NotImplementedError
+
+    def _perform(self, effects: Iterable[Any], event: AnyEvent) -> None:
+        """Carry out effects, in their order."""
         raise NotImplementedError

@@ -15,7 +15,7 @@ from threading import get_ident
 from typing import Any, ClassVar, Final, Self, Unpack
 
 from guardchart.errors import NotSupportedError, StepError
-from guardchart.kernel import EngineEvent, Event, Machine, Receipt, as_event, done
+from guardchart.kernel import EngineEvent, Event, Machine, Receipt, as_event
 from guardchart.runtime._address import DECISIONS
 from guardchart.runtime._base import InterpreterBase
 from guardchart.runtime._clock import ALARMS
@@ -131,7 +131,10 @@ class SyncInterpreter(InterpreterBase):
             QueueFullError: ``max_queue`` events are waiting; this one was not accepted.
         """
         entry: Entry
-        made = event if type(event) is Event and not payload else as_event(event, payload or None)
+        if type(event) is str:
+            made = Event(event, payload)
+        else:
+            made = event if type(event) is Event and not payload else as_event(event, payload)
         if self._state == "uninitialized":
             raise StepError(f"{self.id} has not been started; call start() first")
         tree = self._tree
@@ -152,7 +155,8 @@ class SyncInterpreter(InterpreterBase):
             else:
                 self._driving = True
                 try:
-                    receipt = self._apply(made, OUTSIDE)
+                    plain = self._hook is None and self._state == "running"
+                    receipt = self._step(made) if plain else self._apply(made, OUTSIDE)
                 finally:
                     self._driving = False
                 if self._queue:
@@ -235,27 +239,20 @@ class SyncInterpreter(InterpreterBase):
             except Exception as error:
                 self._finish(invocation, None, error)
             else:
+                # Where nobody looks on and nothing waits, a result need not queue.
                 plain = type(output) in _PLAIN and not manner.delivers
-                if plain and self._unwatched():
-                    self._step_at_once(done(invocation.key, output))
+                unseen = self._hook is None and not self._plugins.items
+                if plain and unseen and not self._queue and self._state == "running":
+                    self._step_at_once(EngineEvent("done", invocation.key, output))
                 else:
                     self._land(invocation, output, None)
 
     def _in_company(self) -> bool:
         """Whether anything else runs or a deadline is pending, so that a body must not block."""
-        if not self._flying and not self.actors and self._snapshot is not None:
-            rest = self._snapshot[4]
-            return bool(rest.timers or rest.sends)
-        return self._in_flight() or self.next_due() is not None
-
-    def _unwatched(self) -> bool:
-        """Whether nobody looks on and nothing waits, so that a result need not queue."""
-        return (
-            not self._queue
-            and self._state == "running"
-            and self._hook is None
-            and not self._plugins.items
-        )
+        if self._flying or self.actors or self._snapshot is None:
+            return self._in_flight() or self.next_due() is not None
+        rest = self._snapshot[4]
+        return bool(rest.timers or rest.sends)
 
     def _step_at_once(self, event: EngineEvent) -> None:
         self._driving = True
@@ -304,10 +301,8 @@ class SyncInterpreter(InterpreterBase):
         """Ask the alarm thread to ring at the next deadline; called on the root."""
         if self._snapshot is None:
             return
-        rest = self._armed_for = self._snapshot[4]
+        self._armed_for = self._snapshot[4]
         if self.manual_timers or self.clock.simulated:
-            return
-        if self._armed is None and not (rest.timers or rest.sends or self.actors):
             return
         due = self.next_due()
         at = None if due is None else due[0]

@@ -46,8 +46,13 @@ class Tree:
         while True:
             root = self.root
             snapshot = root._snapshot
-            if snapshot is None or snapshot[4] is not root._armed_for or root.actors:
-                root._arm()
+            if snapshot is not None:
+                rest = snapshot[4]
+                if root.actors or (
+                    rest is not root._armed_for
+                    and (rest.timers or rest.sends or root._armed is not None)
+                ):
+                    root._arm()
             self.owner = 0
             self.lock.release()
             if (self.inbox.empty() and not self.tick) or not self.enter():
@@ -94,7 +99,7 @@ class Tree:
 
     def run(self) -> None:
         """Go on until nothing is queued or in flight; the caller is the driver."""
-        inbox, jobs = self.inbox, self.jobs
+        root, inbox, jobs = self.root, self.inbox, self.jobs
         while True:
             if not inbox.empty():
                 self.receive(0.0)
@@ -102,8 +107,8 @@ class Tree:
                 interpreter, invocation = jobs.popleft()
                 interpreter._run_job(invocation)
             elif self.tick:
-                self.tick = self.root._fire_next()
-            elif self.root._in_flight():
+                self.tick = root._fire_next()
+            elif root._flying or (root.actors and root._in_flight()):
                 self.wait()
             else:
                 return
