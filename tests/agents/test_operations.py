@@ -10,13 +10,15 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from guardchart import MachineLogic, SimulatedClock, create_machine
+from guardchart import MachineLogic, SimulatedClock, SyncInterpreter, create_machine
 from guardchart.agents import (
     AgentTracePlugin,
+    BudgetPlugin,
     FakeModel,
     RetryPolicy,
     agent_logic,
     run_agent_sync,
+    spawn_agent,
     tool_registry,
 )
 from guardchart.persistence import InMemoryLedger
@@ -211,3 +213,79 @@ async def test_a_side_effect_in_doubt_is_visible_in_the_trace_and_in_the_ledger(
     row_id = next(iter(loop.rows))
     row = loops.ledger.row("ticket-1", row_id)
     assert row.entered
+
+
+# Trees of agents
+
+
+def tree(script: list[Any], **limits: Any) -> tuple[Any, AgentTracePlugin]:
+    """A supervisor that spawns two workers one after another, with one budget for both."""
+    budget = BudgetPlugin(**limits)
+    note = {"actions": "count"}
+    chart = {
+        "id": "boss",
+        "initial": "working",
+        "context": {"reports": []},
+        "states": {
+            "working": {
+                "on": {
+                    "HIRE": {"actions": "spawnWorker"},
+                    "AGENT_DONE": note,
+                    "AGENT_FAILED": note,
+                    "BUDGET_EXCEEDED": "over",
+                }
+            },
+            "over": {"on": {"AGENT_DONE": note, "AGENT_FAILED": note}},
+        },
+    }
+    logic = MachineLogic(
+        actions={"count": lambda context, event: {"reports": [*context["reports"], event.type]}}
+    ).merge(
+        spawn_agent(
+            None,
+            FakeModel(script, is_async=False),
+            tool_registry(),
+            budget={"max_turns": 3},
+            parent_tools=[],
+            name="worker",
+        )
+    )
+    trace = AgentTracePlugin()
+    boss = SyncInterpreter(create_machine(chart, logic), plugins=[budget, trace]).start()
+    boss.send("HIRE", task="one")
+    boss.send("HIRE", task="two")
+    return boss, trace
+
+
+def test_the_rate_of_failed_agents_is_visible_in_reports_and_trace() -> None:
+    boss, trace = tree([say("fine"), {"tool": "made_up", "args": {}}], max_total_tokens=1_000)
+    assert boss.context["reports"] == ["AGENT_DONE", "AGENT_FAILED"]
+    events = [each.get("event") for each in trace.records if each["agent_id"] == "boss"]
+    assert events.count("AGENT_FAILED") == 1 and events.count("AGENT_DONE") == 1
+    failed = [
+        each for each in trace.records if each["kind"] == "agent_end" and "error.kind" in each
+    ]
+    assert [(each["agent_id"], each["parent_id"]) for each in failed] == [("boss:worker-2", "boss")]
+    boss.stop()
+
+
+def test_a_budget_of_a_tree_that_is_used_up_is_visible_in_context_and_trace() -> None:
+    used = {"input_tokens": 30, "output_tokens": 5}
+    boss, trace = tree([say(usage=used), say(usage=used)], max_total_tokens=30)
+    assert boss.context["budget_exceeded"] is True
+    (tripped,) = [each for each in trace.records if each["kind"] == "budget"]
+    assert tripped["budget_exceeded"] is True and tripped["agent_id"] == "boss"
+    moved = [each for each in trace.records if each.get("event") == "BUDGET_EXCEEDED"]
+    assert moved[0]["state"] == ["boss.over"]
+    boss.stop()
+
+
+def test_how_many_agents_a_tree_has_had_and_who_spent_is_visible() -> None:
+    used = {"input_tokens": 10, "output_tokens": 5, "cost_usd": 0.5}
+    boss, trace = tree([say(usage=used), say()], max_total_usd=100)
+    spent = boss.context["usage_by_agent"]
+    assert len(spent) == 2
+    agents = trace.totals()["agents"]
+    assert set(agents) == set(spent) == {"boss:worker-1", "boss:worker-2"}
+    assert max(agents.items(), key=lambda each: each[1]["cost_usd"])[0] == "boss:worker-1"
+    boss.stop()

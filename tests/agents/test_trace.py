@@ -19,9 +19,11 @@ from guardchart.agents import (
     AgentConfigError,
     AgentTracePlugin,
     FakeModel,
+    Generated,
     ModelResponse,
     Usage,
     agent_logic,
+    agent_sources,
     run_agent,
     run_agent_sync,
     tool,
@@ -567,3 +569,65 @@ def test_a_tool_registered_with_secrets_in_its_arguments_shows_none() -> None:
     (ran,) = of(trace, "tool_call")
     assert ran["gen_ai.tool.call.arguments"] == {"user": "ann", "password": "***"}
     assert "hunter2" not in json.dumps(list(trace.records))
+
+
+# Requests of a chart of one's own
+
+
+def deciding(executor: Any) -> Any:
+    chart = {
+        "id": "door",
+        "initial": "closed",
+        "states": {
+            "closed": {
+                "invoke": {
+                    "src": "agent.decide",
+                    "input": {
+                        "model": "small",
+                        "system": "You are a door.",
+                        "prompt": f"Open? {SECRET}",
+                        "allowed_events": ["OPEN"],
+                    },
+                },
+                "on": {"OPEN": "open"},
+            },
+            "open": {"type": "final"},
+        },
+    }
+    return create_machine(chart, agent_sources(decide=executor))
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_each_attempt_of_a_decision_is_a_model_call(is_async: bool) -> None:
+    answers = iter(["SHUT", "OPEN"])
+
+    def choose(request: Any) -> Any:
+        return Generated({"event": {"type": next(answers)}}, usage={"input_tokens": 8})
+
+    async def choose_later(request: Any) -> Any:
+        return choose(request)
+
+    trace = AgentTracePlugin(record_content=True)
+    machine = deciding(choose_later if is_async else choose)
+    result = await run_agent(machine, plugins=[trace])
+    assert result.final_state == "door.open"
+    calls = of(trace, "model_call")
+    assert [each["gen_ai.request.model"] for each in calls] == ["small", "small"]
+    assert [each["gen_ai.usage.input_tokens"] for each in calls] == [8, 8]
+    assert calls[0]["gen_ai.system_instructions"] == [
+        {"type": "text", "content": "You are a door."}
+    ]
+    assert calls[0]["gen_ai.input.messages"][0]["parts"][0]["content"] == "Open? ***"
+    assert trace.totals()["total"]["turns"] == 2
+
+
+async def test_an_executor_that_raises_is_a_failed_model_call() -> None:
+    def broken(request: Any) -> Any:
+        raise ConnectionError(SECRET)
+
+    trace = AgentTracePlugin()
+    result = await run_agent(deciding(broken), plugins=[trace])
+    assert result.status == "error"
+    (call,) = of(trace, "model_call")
+    assert call["error.type"] == "ConnectionError"
+    assert SECRET not in json.dumps(list(trace.records))

@@ -290,3 +290,14 @@ def test_what_is_no_recording_is_refused(tmp_path: Path, text: str) -> None:
     path.write_text(text)
     with pytest.raises(RecordingError, match="not a recording"):
         read_recording(path)
+
+
+def test_a_trace_is_not_a_recording(tmp_path: Path) -> None:
+    from guardchart.agents import AgentTracePlugin, FakeModel, run_agent_sync
+
+    path = tmp_path / "trace.jsonl"
+    trace = AgentTracePlugin(path)
+    run_agent_sync(FakeModel([{"text": "hi"}], is_async=False), prompt="x", plugins=[trace])
+    trace.close()
+    with pytest.raises(RecordingError, match="no inspector messages.*not a recording"):
+        read_recording(path)

@@ -15,7 +15,7 @@ from guardchart.errors import AgentError
 from guardchart.runtime import ServiceScope
 from guardchart.runtime._plugins import contained
 
-__all__ = ["Tracer", "Watch", "chunk_listener", "watch_model", "watch_tool"]
+__all__ = ["Tracer", "Watch", "chunk_listener", "is_watched", "watch_model", "watch_tool"]
 
 Ended = Callable[[Any, BaseException | None], None]
 """``(result, error)``: how a call ended; both None where it was answered by nothing."""
@@ -69,6 +69,13 @@ class _Unwatched(Watch):
 
 
 _UNWATCHED: Final = _Unwatched(())
+
+
+def is_watched(scope: ServiceScope | None) -> bool:
+    """Whether anybody may look on; False is certain."""
+    return scope is not None and bool(
+        scope.interpreter.plugins or scope.logic.attachments.get("tracer") is not None
+    )
 
 
 def watch_model(

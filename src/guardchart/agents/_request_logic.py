@@ -24,6 +24,7 @@ from guardchart.agents._requests import (
     Generated,
     executor_form,
 )
+from guardchart.agents._watched import watched_executor
 from guardchart.agents._wire import Wire, wire_error
 from guardchart.errors import AgentConfigError, ChartError
 from guardchart.gate._schema import declared_names, errors_text
@@ -68,6 +69,7 @@ class Binding:
 
 
 _BARE: Final = Binding(live=False)
+_MODELS: Final = frozenset({"text", "decision"})
 
 
 class Configured:
@@ -281,7 +283,7 @@ class RequestLogic:
                 f"source {scope.invocation.src!r} has no executor: give it one by "
                 f"with_executor(...), or pass {self.slot}= to its host"
             )
-        return executor
+        return watched_executor(scope, executor) if self.kind in _MODELS else executor
 
     def _info(self, request: Any) -> AgentExecutorInfo:
         listen = self._binding.on_chunk

@@ -33,6 +33,7 @@ _MAX_NAME_CHARS: Final = 128
 _MAX_NODES: Final = 4_000
 _MAX_TEXT: Final = 4_000
 _MAX_CONTENT: Final = 64_000
+_MAX_MESSAGES: Final = 50
 _COUNTS: Final = ("output_retries", "denied_turns", "retries")
 
 
@@ -95,7 +96,7 @@ def request_content(messages: Sequence[Any]) -> Fields:
     rest = [each for each in messages if _role(each) != "system"]
     kept: list[Any] = []
     left = _MAX_CONTENT
-    for message in reversed(rest):
+    for message in reversed(rest[-_MAX_MESSAGES:]):
         shown = bounded(_message(message))
         left -= len(str(shown))
         if left < 0 and kept:
