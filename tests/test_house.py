@@ -40,7 +40,10 @@ ALLOWED: dict[str, set[str]] = {
         "genai_prices",
     },
     "langgraph": {"langgraph", "langchain_core", "pydantic"},
-    "langchain": {"langchain", "langchain_core", "langgraph", "langsmith", "pydantic"},
+    "langchain": {
+        *("langchain", "langchain_core", "langgraph", "langsmith"),
+        *("pydantic", "pydantic_core", "typing_extensions"),
+    },
     "pydantic_ai": {"pydantic_ai", "pydantic", "pydantic_core"},
     "openai": {"openai"},
     "anthropic": {"anthropic"},

@@ -13,19 +13,32 @@ from typing import TYPE_CHECKING, Any
 from guardchart._extras import LANGCHAIN_TESTED, installed_version, require, warn_untested
 
 if TYPE_CHECKING:
+    from guardchart.langchain._guarded import guard_tool
     from guardchart.langchain._messages import from_langchain_messages, to_langchain_messages
+    from guardchart.langchain._middleware import StatechartMiddleware
     from guardchart.langchain._models import chat_model
+    from guardchart.langchain._nodes import GuardState, approval_gate, guard_tool_node
 
 __all__ = [
+    "GuardState",
     "LANGCHAIN_TESTED",
+    "StatechartMiddleware",
+    "approval_gate",
     "chat_model",
     "from_langchain_messages",
+    "guard_tool",
+    "guard_tool_node",
     "to_langchain_messages",
 ]
 
 _MODULES = {
+    "GuardState": "_nodes",
+    "StatechartMiddleware": "_middleware",
+    "approval_gate": "_nodes",
     "chat_model": "_models",
     "from_langchain_messages": "_messages",
+    "guard_tool": "_guarded",
+    "guard_tool_node": "_nodes",
     "to_langchain_messages": "_messages",
 }
 

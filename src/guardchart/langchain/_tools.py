@@ -32,7 +32,14 @@ from guardchart.gate._arguments import ArgumentsRefused
 from guardchart.gate._schema import DocumentShape, Shape, model_shape
 from guardchart.langchain._messages import text_of_blocks
 
-__all__ = ["ToolFailedError", "as_tool", "injected_arguments", "tool_text"]
+__all__ = [
+    "ToolFailedError",
+    "as_tool",
+    "injected_arguments",
+    "messages_in",
+    "tool_of",
+    "tool_text",
+]
 
 # What a BaseTool passes by itself; no model sees these either.
 _CONFIG: Final = frozenset({"callbacks", "run_manager", "config"})
@@ -75,7 +82,7 @@ class _Body:
 
     def __init__(self, tool: BaseTool, injected: Mapping[str, str]) -> None:
         self.__name__ = tool.name
-        self._tool = tool
+        self.tool = tool
         self._keys = [name for name, kind in injected.items() if kind == "key"]
         self._node: Any = None
         if "graph" in injected.values():
@@ -86,14 +93,14 @@ class _Body:
 
     def __call__(self, arguments: dict[str, Any], key: str, call_id: str) -> Any:
         args = {**arguments, **{name: IdempotencyKey(key) for name in self._keys}}
-        call = {"type": "tool_call", "name": self._tool.name, "args": args, "id": call_id}
+        call = {"type": "tool_call", "name": self.tool.name, "args": args, "id": call_id}
         if not self.is_sync or (self.is_async and _in_loop()):
             return self._arun(call)
-        return _told(self._tool.invoke(call) if self._node is None else self._node_run(call))
+        return _told(self.tool.invoke(call) if self._node is None else self._node_run(call))
 
     async def _arun(self, call: dict[str, Any]) -> Any:
         if self._node is None:
-            return _told(await self._tool.ainvoke(call))
+            return _told(await self.tool.ainvoke(call))
         _need_graph()
         return _told(_of_node(await self._node.ainvoke([call])))
 
@@ -155,21 +162,21 @@ def _told(result: Any) -> Any:
         if result.status == "error":
             raise ToolFailedError(text)
         return text
-    found = [each for each in _messages_in(result) if isinstance(each, ToolMessage)]
+    found = [each for each in messages_in(result) if isinstance(each, ToolMessage)]
     if not found:
         return "done; it returned no message, and what else it returned was not applied"
     return "".join(tool_text(each) for each in found)
 
 
-def _messages_in(result: Any) -> list[Any]:
-    """Messages of a Command, or of a list of results."""
+def messages_in(result: Any, key: str = "messages") -> list[Any]:
+    """Return the messages of a result: a message, a Command, or a list of them."""
     if isinstance(result, list | tuple):
-        return [message for each in result for message in _messages_in(each)]
+        return [message for each in result for message in messages_in(each, key)]
     if isinstance(result, ToolMessage):
         return [result]
     update = result if isinstance(result, Mapping) else getattr(result, "update", None)
     if isinstance(update, Mapping):
-        update = update.get("messages")
+        update = update.get(key)
     return list(update) if isinstance(update, list | tuple) else []
 
 
@@ -296,6 +303,7 @@ def as_tool(
         AgentConfigError: Its schema cannot be checked, or an injected argument has no source.
         MissingExtraError: It is known by a JSON Schema, and ``jsonschema`` is not installed.
     """
+    item = getattr(item, "guardchart_inner", item)
     label = item.name if name is None else name
     injected = injected_arguments(item)
     for argument, kind in injected.items():
@@ -323,3 +331,8 @@ def as_tool(
     )
     made.is_async = body.is_async
     return made
+
+
+def tool_of(made: Tool) -> BaseTool | None:
+    """Return the LangChain tool that a `Tool` was made of, None for one of another kind."""
+    return made.fn.tool if isinstance(made.fn, _Body) else None
