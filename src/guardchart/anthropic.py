@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from guardchart.agents._messages import safe_text
-from guardchart.agents._models import ModelResponse, ToolSchema
+from guardchart.agents._models import ModelResponse, ModelSettings, ToolSchema
 from guardchart.agents._parts import FilePart, ImagePart, TextPart
 from guardchart.agents._prices import Prices, check_prices, read_usage
 from guardchart.agents._provider_messages import Turn, media_of, options_of, read_turns, text_only
@@ -105,7 +105,22 @@ def anthropic_model(
         provider="anthropic",
         prices=known,
         max_output_tokens=max_tokens,
+        settings=_settings,
     )
+
+
+def _settings(wanted: ModelSettings) -> dict[str, Any]:
+    """What a request wants, as arguments of ``create``."""
+    names = {
+        "temperature": "temperature",
+        "top_p": "top_p",
+        "top_k": "top_k",
+        "stop_sequences": "stop_sequences",
+    }
+    sent = {names[key]: value for key, value in wanted.given().items() if key in names}
+    if wanted.force_tool:
+        sent["tool_choice"] = {"type": "any", "disable_parallel_tool_use": True}
+    return sent
 
 
 def to_anthropic_messages(

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from guardchart.agents._messages import safe_text
-from guardchart.agents._models import ModelResponse, ToolSchema
+from guardchart.agents._models import ModelResponse, ModelSettings, ToolSchema
 from guardchart.agents._parts import FilePart, ImagePart, TextPart
 from guardchart.agents._prices import Prices, check_prices, read_usage
 from guardchart.agents._provider_messages import Turn, media_of, options_of, read_turns, text_only
@@ -99,6 +99,7 @@ def openai_model(
         provider="openai" if _is_openai(client) else None,
         prices=known,
         max_output_tokens=options.get(cap_option),
+        settings=_settings,
     )
 
 
@@ -106,6 +107,20 @@ def _is_openai(client: Any) -> bool:
     """Whether a client talks to OpenAI itself, and not to a service that speaks its protocol."""
     url = str(getattr(client, "base_url", "https://api.openai.com/"))
     return url.startswith("https://api.openai.com/")
+
+
+def _settings(wanted: ModelSettings) -> dict[str, Any]:
+    """What a request wants, as arguments of ``create``."""
+    names = {
+        "temperature": "temperature",
+        "top_p": "top_p",
+        "seed": "seed",
+        "stop_sequences": "stop",
+    }
+    sent = {names[key]: value for key, value in wanted.given().items() if key in names}
+    if wanted.force_tool:
+        sent |= {"tool_choice": "required", "parallel_tool_calls": False}
+    return sent
 
 
 def to_openai_messages(

@@ -17,6 +17,7 @@ from guardchart.agents._charts import (
     state_tools,
     validate_agent_chart,
 )
+from guardchart.agents._decide_with import decide_with
 from guardchart.agents._decisions import DecisionLogic, create_decision_logic
 from guardchart.agents._execute import (
     Executed,
@@ -29,6 +30,7 @@ from guardchart.agents._models import (
     FakeModel,
     ModelCall,
     ModelResponse,
+    ModelSettings,
     RetryPolicy,
     Usage,
 )
@@ -170,6 +172,7 @@ __all__ = [
     "Message",
     "ModelCall",
     "ModelResponse",
+    "ModelSettings",
     "NotSentError",
     "RecordedFailure",
     "ReplayDivergedError",
@@ -200,6 +203,7 @@ __all__ = [
     "check_budget_event_declared",
     "create_decision_logic",
     "create_text_logic",
+    "decide_with",
     "decisions_event",
     "display",
     "execute_agent_request",

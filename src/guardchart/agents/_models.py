@@ -1,9 +1,10 @@
 """What the loop knows of a model: a call, a response, its usage, and a scripted fake.
 
 A ``ModelCall`` is any callable ``(messages, tools) -> ModelResponse``, plain or async. The
-adapters for real providers live in guardchart.openai and guardchart.anthropic. Two methods are
+adapters for real providers live in guardchart.openai and guardchart.anthropic. Three methods are
 optional: ``stream(messages, tools, on_chunk)`` gives the same turn and tells its text piece by
-piece, and ``capped(max_output_tokens)`` gives a model whose answers have at most so many tokens.
+piece, ``capped(max_output_tokens)`` gives a model whose answers have at most so many tokens, and
+``with_settings(settings)`` one that is asked with other settings.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ __all__ = [
     "FakeModel",
     "ModelCall",
     "ModelResponse",
+    "ModelSettings",
     "RetryPolicy",
     "ToolSchema",
     "Usage",
@@ -94,6 +96,41 @@ ModelCall: TypeAlias = Callable[
     [list[Message], list[ToolSchema]], ModelResponse | Awaitable[ModelResponse]
 ]
 """A model: ``(messages, tools) -> ModelResponse``, sync or async; messages newest last."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSettings:
+    """What one request wants of a model beside its own options; None says nothing.
+
+    A model that can be asked for it has ``with_settings(settings)``, which returns a
+    ``ModelCall``; others answer with the options they were made with.
+
+    Args:
+        force_tool: Whether exactly one of the tools must be called.
+        temperature: Sampling temperature.
+        max_output_tokens: Largest answer, in tokens.
+        top_p: Nucleus sampling.
+        top_k: Number of candidates for sampling.
+        seed: Sampling seed.
+        stop_sequences: Texts that end the answer.
+
+    Example:
+        >>> ModelSettings(force_tool=True).given()
+        {'force_tool': True}
+    """
+
+    force_tool: bool = False
+    temperature: float | None = None
+    max_output_tokens: int | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    seed: int | None = None
+    stop_sequences: Sequence[str] | None = None
+
+    def given(self) -> dict[str, Any]:
+        """The settings that say something."""
+        pairs = ((each.name, getattr(self, each.name)) for each in fields(self))
+        return {name: value for name, value in pairs if value is not None and value is not False}
 
 
 def is_async_model(model: object) -> bool:

@@ -10,7 +10,13 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, Self, TypeAlias
 
 from guardchart.agents._messages import Message
-from guardchart.agents._models import ModelResponse, ToolSchema, Usage, is_async_model
+from guardchart.agents._models import (
+    ModelResponse,
+    ModelSettings,
+    ToolSchema,
+    Usage,
+    is_async_model,
+)
 from guardchart.agents._prices import PackagedPrices, Prices, packaged_prices, read_usage
 from guardchart.agents._providers import Names, wire_names
 from guardchart.errors import AgentConfigError, AgentError
@@ -59,6 +65,7 @@ class ProviderModel:
         provider: The provider's name in traces.
         prices: What calls cost, or None where nobody knows.
         max_output_tokens: The cap on one answer that each request declares, or None.
+        settings: ``settings -> keyword arguments of create``, the cap left out.
     """
 
     only_reads = True
@@ -76,6 +83,7 @@ class ProviderModel:
         provider: str | None = None,
         prices: Prices | None = None,
         max_output_tokens: int | None = None,
+        settings: Callable[[ModelSettings], dict[str, Any]] | None = None,
     ) -> None:
         self.name = name
         self.provider = provider
@@ -89,6 +97,8 @@ class ProviderModel:
         self._reader = reader
         self._stream_options = dict(stream_options or {})
         self._cap_option = cap_option
+        self._settings = settings
+        self._wanted: dict[str, Any] = {}
 
     def capped(self, max_output_tokens: int) -> Self:
         """The same model, whose answers have at most so many tokens.
@@ -109,6 +119,19 @@ class ProviderModel:
             return self
         made = copy.copy(self)
         made.max_output_tokens = cap
+        return made
+
+    def with_settings(self, settings: ModelSettings) -> Self:
+        """The same model, asked with these settings in place of its own options.
+
+        Returns:
+            A new model. What the provider does not take is left out, and a cap larger than the
+            model's own stays without effect.
+        """
+        cap = settings.max_output_tokens
+        made = copy.copy(self if cap is None else self.capped(cap))
+        wanted = {} if self._settings is None else self._settings(settings)
+        made._wanted = {key: value for key, value in wanted.items() if _takes(self._create, key)}
         return made
 
     def __call__(
@@ -139,6 +162,11 @@ class ProviderModel:
         self, messages: Sequence[Any], tools: Sequence[ToolSchema], names: Names
     ) -> dict[str, Any]:
         request = self._make_request(messages, tools, names)
+        request.update(
+            (key, value)
+            for key, value in self._wanted.items()
+            if tools or key not in _ABOUT_TOOLS  # which APIs refuse without any
+        )
         if self.max_output_tokens is not None:
             request[self._cap_option] = self.max_output_tokens
         return request
@@ -275,6 +303,20 @@ class _Reading:
                 if inspect.isawaitable(closing):
                     await closing
             return self.end()
+
+
+_ABOUT_TOOLS = frozenset({"tool_choice", "parallel_tool_calls"})
+
+
+def _takes(create: Callable[..., Any], option: str) -> bool:
+    """Whether an SDK's method has this option; new versions drop some."""
+    try:
+        parameters = inspect.signature(create).parameters
+    except (TypeError, ValueError):  # a builtin that does not say
+        return True
+    return option in parameters or any(
+        each.kind is each.VAR_KEYWORD for each in parameters.values()
+    )
 
 
 _CHARS_PER_TOKEN = 3.0

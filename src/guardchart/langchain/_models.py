@@ -11,7 +11,7 @@ from langchain_core.runnables import Runnable
 
 from guardchart.agents import Message, ModelResponse
 from guardchart.agents._messages import safe_text
-from guardchart.agents._models import ToolSchema
+from guardchart.agents._models import ModelSettings, ToolSchema
 from guardchart.agents._prices import check_prices, read_usage
 from guardchart.agents._providers import (
     Names,
@@ -59,6 +59,30 @@ class ChatModel:
         self._plain: Runnable[Any, Any] | None = None
         # A chart has few sets of tools, and binding one makes the provider's schemas anew.
         self._bound: list[tuple[list[ToolSchema], Runnable[Any, Any], Names]] = []
+
+    def with_settings(self, settings: ModelSettings) -> ChatModel:
+        """The same model, asked with these settings in place of its own options.
+
+        Returns:
+            A new model. Settings go under the names that LangChain's chat models share; what a
+            provider does not take under such a name is for the chat model itself.
+        """
+        names = {
+            "temperature": "temperature",
+            "max_output_tokens": "max_tokens",
+            "top_p": "top_p",
+            "seed": "seed",
+            "stop_sequences": "stop",
+        }
+        wanted = {names[key]: value for key, value in settings.given().items() if key in names}
+        if settings.force_tool:
+            wanted["tool_choice"] = "any"
+        return ChatModel(
+            self.model,
+            is_async=self.is_async,
+            prices=self.prices,
+            options={**self._options, **wanted},
+        )
 
     def __call__(
         self, messages: list[Message], tools: list[ToolSchema]
