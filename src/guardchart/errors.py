@@ -30,7 +30,9 @@ __all__ = [
     "SnapshotDriftError",
     "SnapshotError",
     "SnapshotTamperedError",
+    "SnapshotTooLargeError",
     "StepError",
+    "StoreConflictError",
     "StoreError",
     "TamperedError",
     "ToolBatchError",
@@ -136,9 +138,41 @@ class SnapshotTamperedError(SnapshotError):
 
 
 class StoreError(GuardchartError):
-    """A ledger refused or failed; nothing was written."""
+    """A store or ledger refused or failed; nothing was written."""
 
     code = "store"
+
+
+class StoreConflictError(StoreError):
+    """Somebody else has written this run meanwhile; nothing was written.
+
+    Load it again and look at where it stands: what was to be done may be done already.
+    """
+
+    code = "store-conflict"
+
+
+class SnapshotTooLargeError(StoreError):
+    """A snapshot is larger than its store takes; nothing was written.
+
+    ``size_bytes`` is the length of its JSON text, ``max_bytes`` the store's
+    ``max_snapshot_bytes``. What was stored before is still there; if this was the first write,
+    the run does not exist.
+
+    >>> str(SnapshotTooLargeError(2_000_000, 1_048_576)).partition(":")[0]
+    'the snapshot takes 2000000 bytes, this store takes 1048576'
+    """
+
+    code = "snapshot-too-large"
+
+    def __init__(self, size_bytes: int, max_bytes: int) -> None:
+        super().__init__(
+            f"the snapshot takes {size_bytes} bytes, this store takes {max_bytes}: cap the input "
+            "before it gets here, lower max_messages or pass summarise=, or raise the store's "
+            "max_snapshot_bytes"
+        )
+        self.size_bytes = size_bytes
+        self.max_bytes = max_bytes
 
 
 class LedgerError(StoreError):

@@ -1,8 +1,8 @@
-"""Ledgers: what makes a call enter at most once, whatever is retried, forked or restarted.
+"""What outlives a step: ledgers and stores, in memory, SQLite or PostgreSQL.
 
-``InMemoryLedger`` is the default, one a process; ``SQLiteLedger`` survives the process, and
-``PostgresLedger`` serves several machines. The names that need psycopg are loaded when they are
-first used: ``pip install "guardchart[postgres]"``.
+A ledger makes a call enter at most once, whatever is retried, forked or restarted; a store
+keeps the last snapshot of a run, its deadlines and its log. The names that need psycopg are
+loaded when they are first used: ``pip install "guardchart[postgres]"``.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from guardchart.persistence._ledger import Ledger, Rows
 from guardchart.persistence._memory import InMemoryLedger, default_ledger
+from guardchart.persistence._memory_store import MemoryStore
 from guardchart.persistence._owner import owner_alive, owner_id
 from guardchart.persistence._rows import (
     APPROVAL_TTL_S,
@@ -27,35 +28,46 @@ from guardchart.persistence._rows import (
     batch_slots,
 )
 from guardchart.persistence._sqlite import SQLiteLedger
+from guardchart.persistence._sqlite_store import SQLiteStore
+from guardchart.persistence._store import MAX_SNAPSHOT_BYTES, Due, Store, Stored, Summary
 from guardchart.persistence._verbs import RuleLedger
 
 if TYPE_CHECKING:
     from guardchart.persistence._postgres_ledger import PostgresLedger
+    from guardchart.persistence._postgres_store import PostgresStore
 
 __all__ = [
     "APPROVAL_TTL_S",
     "Claim",
     "Decision",
+    "Due",
     "ENTRY_S",
     "InMemoryLedger",
     "Ledger",
     "MAX_NOT_SENT",
+    "MAX_SNAPSHOT_BYTES",
+    "MemoryStore",
     "PostgresLedger",
+    "PostgresStore",
     "Proposal",
     "ReleaseReason",
     "Row",
     "Rows",
     "RuleLedger",
     "SQLiteLedger",
+    "SQLiteStore",
     "Slot",
     "Status",
+    "Store",
+    "Stored",
+    "Summary",
     "batch_slots",
     "default_ledger",
     "owner_alive",
     "owner_id",
 ]
 
-_POSTGRES = {"PostgresLedger": "_postgres_ledger"}
+_POSTGRES = {"PostgresLedger": "_postgres_ledger", "PostgresStore": "_postgres_store"}
 
 
 def __getattr__(name: str) -> Any:

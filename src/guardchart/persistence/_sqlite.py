@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
 import sqlite3
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
-from guardchart.errors import StoreError
 from guardchart.persistence._ledger import Rows
 from guardchart.persistence._rows import Row, Slot
+from guardchart.persistence._sqlite_database import Source, SQLiteDatabase
 from guardchart.persistence._verbs import RuleLedger
 
 _VERSION = 1
 
-_SCHEMA = (
-    """CREATE TABLE IF NOT EXISTS guardchart_schema (
-        name TEXT PRIMARY KEY, version INTEGER NOT NULL)""",
+_TABLES = (
     """CREATE TABLE IF NOT EXISTS guardchart_ledger (
         seq INTEGER PRIMARY KEY,
         scope TEXT NOT NULL, id TEXT NOT NULL,
@@ -39,7 +33,6 @@ _SCHEMA = (
         ON guardchart_ledger (scope, model_id)""",
     """CREATE INDEX IF NOT EXISTS guardchart_ledger_live
         ON guardchart_ledger (status, scope) WHERE status IN ('proposed', 'claimed')""",
-    f"INSERT OR IGNORE INTO guardchart_schema VALUES ('ledger', {_VERSION})",
 )
 
 _FIXED = (
@@ -92,41 +85,15 @@ class SQLiteLedger(RuleLedger):
     blocking = True
     requires_proposal = True
 
-    def __init__(
-        self,
-        source: str | os.PathLike[str] | Callable[[], sqlite3.Connection],
-        *,
-        timeout_s: float = 10.0,
-    ) -> None:
-        self._timeout_s = timeout_s
-        self._lock = threading.RLock()
-        self._connection: sqlite3.Connection | None = None
-        self._pid = 0
-        self._abandoned: list[sqlite3.Connection] = []
-        if callable(source):
-            self._open = source
-        else:
-            path = os.fspath(source)
-            if path == ":memory:":
-                self.durable = False
-            elif not path.startswith("file:"):
-                path = str(Path(path).absolute())
-            self._open = lambda: sqlite3.connect(
-                path,
-                timeout=timeout_s,
-                isolation_level=None,
-                check_same_thread=False,
-                uri=path.startswith("file:"),
-            )
-        with self._lock, _as_store_error():
-            self._connected()
+    def __init__(self, source: Source, *, timeout_s: float = 10.0) -> None:
+        self._database = SQLiteDatabase(
+            source, part="ledger", version=_VERSION, tables=_TABLES, timeout_s=timeout_s
+        )
+        self.durable = self._database.durable
 
     def disconnect(self) -> None:
         """Close the connection; a later verb opens a new one (``:memory:`` loses its rows)."""
-        with self._lock:
-            if self._connection is not None and self._pid == os.getpid():
-                self._connection.close()
-            self._connection = None
+        self._database.disconnect()
 
     def __enter__(self) -> SQLiteLedger:
         return self
@@ -134,87 +101,14 @@ class SQLiteLedger(RuleLedger):
     def __exit__(self, *_: object) -> None:
         self.disconnect()
 
-    def _connected(self) -> sqlite3.Connection:
-        if self._connection is not None and self._pid == os.getpid():
-            return self._connection
-        if self._connection is not None:
-            # A forked child: closing the parent's connection would break the parent's locks.
-            self._abandoned.append(self._connection)
-        connection = self._open()
-        try:
-            connection.isolation_level = None
-            connection.execute(f"PRAGMA busy_timeout = {round(self._timeout_s * 1000)}")
-            self._prepare(connection)
-        except BaseException:
-            connection.close()
-            raise
-        self._connection, self._pid = connection, os.getpid()
-        return connection
-
-    def _prepare(self, connection: sqlite3.Connection) -> None:
-        # Switching to WAL does not wait for locks by itself, so several first openers meet.
-        deadline = time.monotonic() + self._timeout_s
-        while True:
-            try:
-                connection.execute("PRAGMA journal_mode = WAL")
-                break
-            except sqlite3.OperationalError:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.01)
-        connection.execute("PRAGMA synchronous = FULL")
-        if _version(connection) is None:
-            connection.execute("BEGIN IMMEDIATE")
-            try:
-                for statement in _SCHEMA:
-                    connection.execute(statement)
-                connection.execute("COMMIT")
-            except BaseException:
-                connection.execute("ROLLBACK")
-                raise
-        version = _version(connection)
-        if version != _VERSION:
-            raise StoreError(
-                f"the ledger's schema has version {version}, this release knows {_VERSION}: "
-                "upgrade guardchart"
-            )
+    @property
+    def _connection(self) -> sqlite3.Connection | None:
+        return self._database.connection
 
     @contextmanager
     def _transaction(self, scope: str | None, *, write: bool) -> Iterator[Rows]:
-        with self._lock, _as_store_error():
-            connection = self._connected()
-            connection.execute("BEGIN IMMEDIATE" if write else "BEGIN")
-            try:
-                yield _SQLiteRows(connection)
-                connection.execute("COMMIT")
-            except BaseException:
-                if connection.in_transaction:
-                    connection.execute("ROLLBACK")
-                raise
-
-
-@contextmanager
-def _as_store_error() -> Iterator[None]:
-    try:
-        yield
-    except sqlite3.Error as error:
-        name = getattr(error, "sqlite_errorname", type(error).__name__)
-        raise StoreError(
-            f"SQLite ledger: {name}; nothing was written, the call may be repeated "
-            "(SQLITE_BUSY: raise timeout_s)"
-        ) from error
-
-
-def _version(connection: sqlite3.Connection) -> int | None:
-    found = connection.execute(
-        "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'guardchart_schema'"
-    ).fetchone()
-    if found is None:
-        return None
-    row = connection.execute(
-        "SELECT version FROM guardchart_schema WHERE name = 'ledger'"
-    ).fetchone()
-    return None if row is None else int(row[0])
+        with self._database.transaction(write=write) as connection:
+            yield _SQLiteRows(connection)
 
 
 class _SQLiteRows:

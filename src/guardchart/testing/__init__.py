@@ -10,9 +10,10 @@ from typing import Any
 
 _HOME = {
     "LedgerConformance": "guardchart.testing._ledger",
+    "StoreConformance": "guardchart.testing._store",
 }
 
-__all__ = ["LedgerConformance"]
+__all__ = ["LedgerConformance", "StoreConformance"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,159 @@
+"""What the SQLite ledger and store share: one connection, transactions, the schema's version."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeAlias
+
+from guardchart.errors import StoreError
+
+__all__ = ["SQLiteDatabase", "Source"]
+
+Source: TypeAlias = str | os.PathLike[str] | Callable[[], sqlite3.Connection]
+
+_SCHEMA = """CREATE TABLE IF NOT EXISTS guardchart_schema (
+    name TEXT PRIMARY KEY, version INTEGER NOT NULL)"""
+
+
+class SQLiteDatabase:
+    """One SQLite file: threads share a connection under a lock, processes share the file.
+
+    Args:
+        source: A path, ``":memory:"``, or a function that opens a connection.
+        part: What is stored there, ``"ledger"`` or ``"store"``.
+        version: The version of its tables that this release writes.
+        tables: Statements that make them where they are missing.
+        timeout_s: How long to wait for a lock that another process holds.
+    """
+
+    def __init__(
+        self, source: Source, *, part: str, version: int, tables: Sequence[str], timeout_s: float
+    ) -> None:
+        self.durable = True
+        self.connection: sqlite3.Connection | None = None
+        self._part = part
+        self._version = version
+        self._tables = tables
+        self._timeout_s = timeout_s
+        self._lock = threading.RLock()
+        self._pid = 0
+        self._abandoned: list[sqlite3.Connection] = []
+        if callable(source):
+            self._open = source
+        else:
+            path = os.fspath(source)
+            if path == ":memory:":
+                self.durable = False
+            elif not path.startswith("file:"):
+                path = str(Path(path).absolute())
+            self._open = lambda: sqlite3.connect(
+                path,
+                timeout=timeout_s,
+                isolation_level=None,
+                check_same_thread=False,
+                uri=path.startswith("file:"),
+            )
+        with self._lock, self._as_store_error():
+            self._connected()
+
+    def disconnect(self) -> None:
+        """Close the connection; the next transaction opens a new one."""
+        with self._lock:
+            if self.connection is not None and self._pid == os.getpid():
+                self.connection.close()
+            self.connection = None
+
+    @contextmanager
+    def transaction(self, *, write: bool) -> Iterator[sqlite3.Connection]:
+        """Lend the connection inside a transaction: committed on leaving, undone by an exception.
+
+        Raises:
+            StoreError: The database stays locked, or fails; nothing was written.
+        """
+        with self._lock, self._as_store_error():
+            connection = self._connected()
+            connection.execute("BEGIN IMMEDIATE" if write else "BEGIN")
+            try:
+                yield connection
+                connection.execute("COMMIT")
+            except BaseException:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+                raise
+
+    @contextmanager
+    def _as_store_error(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            name = getattr(error, "sqlite_errorname", type(error).__name__)
+            raise StoreError(
+                f"SQLite {self._part}: {name}; nothing was written, the call may be repeated "
+                "(SQLITE_BUSY: raise timeout_s)"
+            ) from error
+
+    def _connected(self) -> sqlite3.Connection:
+        if self.connection is not None and self._pid == os.getpid():
+            return self.connection
+        if self.connection is not None:
+            # A forked child: closing the parent's connection would break the parent's locks.
+            self._abandoned.append(self.connection)
+        connection = self._open()
+        try:
+            connection.isolation_level = None
+            connection.execute(f"PRAGMA busy_timeout = {round(self._timeout_s * 1000)}")
+            self._prepare(connection)
+        except BaseException:
+            connection.close()
+            raise
+        self.connection, self._pid = connection, os.getpid()
+        return connection
+
+    def _prepare(self, connection: sqlite3.Connection) -> None:
+        # Switching to WAL does not wait for locks by itself, so several first openers meet.
+        deadline = time.monotonic() + self._timeout_s
+        while True:
+            try:
+                connection.execute("PRAGMA journal_mode = WAL")
+                break
+            except sqlite3.OperationalError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.01)
+        connection.execute("PRAGMA synchronous = FULL")
+        if self._written(connection) is None:
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                for statement in (_SCHEMA, *self._tables):
+                    connection.execute(statement)
+                connection.execute(
+                    "INSERT OR IGNORE INTO guardchart_schema VALUES (?, ?)",
+                    (self._part, self._version),
+                )
+                connection.execute("COMMIT")
+            except BaseException:
+                connection.execute("ROLLBACK")
+                raise
+        version = self._written(connection)
+        if version != self._version:
+            raise StoreError(
+                f"the {self._part}'s schema has version {version}, this release knows "
+                f"{self._version}: upgrade guardchart"
+            )
+
+    def _written(self, connection: sqlite3.Connection) -> int | None:
+        found = connection.execute(
+            "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'guardchart_schema'"
+        ).fetchone()
+        if found is None:
+            return None
+        row = connection.execute(
+            "SELECT version FROM guardchart_schema WHERE name = ?", (self._part,)
+        ).fetchone()
+        return None if row is None else int(row[0])
