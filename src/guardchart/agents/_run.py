@@ -14,9 +14,11 @@ from typing import Any, Final, Generic, Literal, TypeVar
 from guardchart.agents._approval import answers
 from guardchart.agents._budgets import Budget
 from guardchart.agents._charts import TOOL_LOOP, WAITING_STATES, validate_agent_chart
+from guardchart.agents._durable import Durable, aopen_run, open_run
 from guardchart.agents._loop import agent_logic
 from guardchart.errors import AgentConfigError, AgentError, NotSupportedError, SnapshotError
 from guardchart.kernel import Event, Machine, Snapshot, as_event, dump, load
+from guardchart.persistence import Store
 from guardchart.runtime import (
     Clock,
     Interpreter,
@@ -110,8 +112,11 @@ class _Plan:
         """The snapshot to go on from; of a finished conversation given a prompt, its next turn."""
         if snapshot is None:
             return None
-        data = snapshot if isinstance(snapshot, str) else dict(snapshot)
-        loaded = load(self.machine, data, trusted=trusted)
+        if isinstance(snapshot, Snapshot):
+            loaded: Snapshot = snapshot
+        else:
+            data = snapshot if isinstance(snapshot, str) else dict(snapshot)
+            loaded = load(self.machine, data, trusted=trusted)
         settings = getattr(self.machine.logic, "attachments", {}).get("agent")
         event = self.event
         if event is None and self.prompt is not None and self.approve is None:
@@ -195,6 +200,7 @@ async def run_agent(
     prompt: str | None = None,
     event: Any = None,
     snapshot: Mapping[str, Any] | str | None = None,
+    store: Store | None = None,
     key: str | None = None,
     until: Sequence[str] = ("done", "error"),
     clock: Clock | None = None,
@@ -219,6 +225,9 @@ async def run_agent(
         event: An event to send instead.
         snapshot: Snapshot JSON to resume from, e.g. ``result.snapshot``; its services that
             were running are told that they were interrupted.
+        store: Where the run is kept, under ``key``. If it is there already it goes on from
+            there: overdue deadlines fire, services that were running start again. Each step is
+            written before what it asks for begins.
         key: The scope tool calls are filed under, e.g. a ticket's number; the run by default.
         until: Keys of states to stop in, beside final ones.
         clock: Where the time comes from.
@@ -227,7 +236,8 @@ async def run_agent(
         approve: True approves whatever is pending now, a ``pending_approval`` list exactly
             what it shows (digests are sent), False rejects.
         input: The machine's input.
-        ledger: Where approvals and claims are kept, instead of the logic's own.
+        ledger: Where approvals and claims are kept, instead of the logic's own. With a store
+            and none of either, the store's.
         serve_delay_s: The longest delay that is waited for, in seconds; a longer one settles
             ``idle`` with its deadline in the snapshot.
         trusted: Your word that ``snapshot`` comes from nobody but you. Spawned agents and
@@ -241,7 +251,12 @@ async def run_agent(
     Raises:
         AgentConfigError, ChartError: The wiring is wrong; nothing ran.
         SnapshotError: ``snapshot`` is not a legal snapshot of this machine.
-        TimeoutError: ``timeout_s`` ran out; the interpreter was stopped.
+        TimeoutError: ``timeout_s`` ran out; the interpreter was stopped, and a store has the
+            last snapshot.
+        StoreConflictError: Somebody else has written this run meanwhile. What was to be done
+            may be done already: call again and look.
+        SnapshotTooLargeError: A snapshot is larger than the store takes. At the first write
+            nothing is stored; later the snapshot before it stays.
 
     Source: xstate-statemachine, agents reference: run_agent.
 
@@ -254,25 +269,26 @@ async def run_agent(
     plan = _plan(
         machine_or_chart, logic, model, tools, prompt, event, approve, until, agent_logic_kw
     )
-    resumed = plan.resumed(snapshot, trusted)
-    options = {"clock": clock, "plugins": plugins, "scope": key, "ledger": ledger}
-    interpreter = (
-        Interpreter(plan.machine, input=input, **options)
-        if resumed is None
-        else Interpreter.from_snapshot(resumed, plan.machine, restart_services=trusted, **options)
-    )
+    kept = await aopen_run(store, key, snapshot, trusted)
+    resumed = plan.resumed(kept.snapshot(plan.machine), trusted)
+    options = {"clock": clock, "plugins": plugins, "scope": key, "ledger": ledger, "input": input}
+    interpreter = kept.interpreter(Interpreter, plan.machine, resumed, **options)
     interpreter.mixed = True
     try:
-        return await asyncio.wait_for(_drive(interpreter, plan, snapshot, serve_delay_s), timeout_s)
+        result = await asyncio.wait_for(
+            _drive(interpreter, plan, resumed, serve_delay_s), timeout_s
+        )
     finally:
-        interpreter.stop()
+        await kept.leave(interpreter)
+    kept.check()
+    return result
 
 
 async def _drive(
-    interpreter: Interpreter, plan: _Plan, snapshot: Any, serve_delay_s: float
+    interpreter: Interpreter, plan: _Plan, resumed: Any, serve_delay_s: float
 ) -> AgentResult[Any]:
     await interpreter.start()
-    if snapshot is not None:
+    if resumed is not None:
         interpreter.fail_interrupted()
         interpreter.fire_overdue()
         await interpreter.idle()
@@ -294,6 +310,7 @@ def run_agent_sync(
     prompt: str | None = None,
     event: Any = None,
     snapshot: Mapping[str, Any] | str | None = None,
+    store: Store | None = None,
     key: str | None = None,
     until: Sequence[str] = ("done", "error"),
     clock: Clock | None = None,
@@ -325,43 +342,45 @@ def run_agent_sync(
         machine_or_chart, logic, model, tools, prompt, event, approve, until, agent_logic_kw
     )
     _needs_sync(plan.machine)
-    resumed = plan.resumed(snapshot, trusted)
-    options = {"clock": clock, "plugins": plugins, "scope": key, "ledger": ledger}
-    interpreter = (
-        SyncInterpreter(plan.machine, input=input, **options)
-        if resumed is None
-        else SyncInterpreter.from_snapshot(
-            resumed, plan.machine, restart_services=trusted, **options
-        )
-    )
+    kept = open_run(store, key, snapshot, trusted)
+    resumed = plan.resumed(kept.snapshot(plan.machine), trusted)
+    options = {"clock": clock, "plugins": plugins, "scope": key, "ledger": ledger, "input": input}
+    interpreter = kept.interpreter(SyncInterpreter, plan.machine, resumed, **options)
     interpreter.manual_timers = True
+    drive = (interpreter, plan, kept, resumed, serve_delay_s)
     try:
         if timeout_s is None:
-            return _drive_sync(interpreter, plan, snapshot, serve_delay_s)
-        future = WORKERS.submit(_drive_sync, interpreter, plan, snapshot, serve_delay_s)
-        try:
-            return future.result(timeout_s)  # type: ignore[no-any-return]
-        except concurrent.futures.TimeoutError:
-            if future.done():
-                raise
-            raise TimeoutError(f"the run took longer than {timeout_s:g} s") from None
+            result = _drive_sync(*drive)
+        else:
+            future = WORKERS.submit(_drive_sync, *drive)
+            try:
+                result = future.result(timeout_s)
+            except concurrent.futures.TimeoutError:
+                if future.done():
+                    raise
+                raise TimeoutError(f"the run took longer than {timeout_s:g} s") from None
     finally:
         interpreter.stop()
+    kept.check()
+    return result
 
 
 def _drive_sync(
-    interpreter: SyncInterpreter, plan: _Plan, snapshot: Any, serve_delay_s: float
+    interpreter: SyncInterpreter, plan: _Plan, kept: Durable, resumed: Any, serve_delay_s: float
 ) -> AgentResult[Any]:
-    interpreter.start()
-    if snapshot is not None:
-        interpreter.fail_interrupted()
-        interpreter.fire_overdue()
-    ignored = None
-    for event in plan.opening(interpreter):
-        if interpreter.send(event).status != "taken":
-            ignored = ignored or event
-    interpreter.settle(serve_delay_s, waiting=WAITING_STATES, until=plan.until)
-    return _result(interpreter, ignored)
+    try:
+        interpreter.start()
+        if resumed is not None:
+            interpreter.fail_interrupted()
+            interpreter.fire_overdue()
+        ignored = None
+        for event in plan.opening(interpreter):
+            if interpreter.send(event).status != "taken":
+                ignored = ignored or event
+        interpreter.settle(serve_delay_s, waiting=WAITING_STATES, until=plan.until)
+        return _result(interpreter, ignored)
+    finally:
+        kept.write()
 
 
 def _result(interpreter: Any, ignored: Event | None) -> AgentResult[Any]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from guardchart.persistence._durable import apersisted, persisted
 from guardchart.persistence._ledger import Ledger, Rows
 from guardchart.persistence._memory import InMemoryLedger, default_ledger
 from guardchart.persistence._memory_store import MemoryStore
@@ -27,6 +28,7 @@ from guardchart.persistence._rows import (
     Status,
     batch_slots,
 )
+from guardchart.persistence._scanner import DueTimerScanner, Scan
 from guardchart.persistence._sqlite import SQLiteLedger
 from guardchart.persistence._sqlite_store import SQLiteStore
 from guardchart.persistence._store import MAX_SNAPSHOT_BYTES, Due, Store, Stored, Summary
@@ -41,6 +43,7 @@ __all__ = [
     "Claim",
     "Decision",
     "Due",
+    "DueTimerScanner",
     "ENTRY_S",
     "InMemoryLedger",
     "Ledger",
@@ -56,15 +59,18 @@ __all__ = [
     "RuleLedger",
     "SQLiteLedger",
     "SQLiteStore",
+    "Scan",
     "Slot",
     "Status",
     "Store",
     "Stored",
     "Summary",
+    "apersisted",
     "batch_slots",
     "default_ledger",
     "owner_alive",
     "owner_id",
+    "persisted",
 ]
 
 _POSTGRES = {"PostgresLedger": "_postgres_ledger", "PostgresStore": "_postgres_store"}

@@ -24,6 +24,7 @@ from guardchart.kernel import (
     matches,
     update_context,
 )
+from guardchart.kernel._plain import MAX_BYTES
 from guardchart.runtime._clock import Clock, SystemClock
 from guardchart.runtime._contexts import TreeContext
 from guardchart.runtime._logic import BeforeStep, Host, MachineLogic
@@ -237,11 +238,14 @@ class InterpreterCore:
 
     # Snapshots
 
-    def dump(self) -> dict[str, Any]:
+    def dump(self, *, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
         """The snapshot as JSON types, live children included.
 
+        Args:
+            max_bytes: Cap on the length of its JSON text.
+
         Raises:
-            SnapshotError: The context holds something that is not JSON.
+            SnapshotError: The context holds something that is not JSON, or is too large.
         """
         snapshot = self.snapshot
         if self.actors:
@@ -249,9 +253,11 @@ class InterpreterCore:
             for actor in list(self.actors.values()):
                 child = children.get(actor._invocation.id)
                 if child is not None and child.key == actor._invocation.key:
-                    children[actor._invocation.id] = child._replace(snapshot=actor.dump())
+                    children[actor._invocation.id] = child._replace(
+                        snapshot=actor.dump(max_bytes=max_bytes)
+                    )
             snapshot = snapshot.replace(children=children)
-        return dump(snapshot)
+        return dump(snapshot, max_bytes=max_bytes)
 
     def get_snapshot(self) -> str:
         """The snapshot as JSON text; see `dump`."""
