@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from guardchart import Interpreter, MachineLogic, SyncInterpreter, create_machine
 from guardchart.agents import (
+    TOOL_LOOP,
     BudgetPlugin,
     FakeModel,
     agent_logic,
@@ -29,6 +30,8 @@ from guardchart.agents import (
     tool_registry,
     validate_structured,
 )
+from guardchart.errors import SnapshotTooLargeError
+from guardchart.persistence import DueTimerScanner, MemoryStore, SQLiteStore
 
 KINDS = pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
 
@@ -311,6 +314,69 @@ def test_an_approval_resumes_a_parked_run(is_async: bool) -> None:
     assert res.waiting and res.final_state == "toolLoop.awaiting_human" and cancelled == []
     res = run(snapshot=res.snapshot, approve=True)
     assert res.output == "Done." and cancelled == [9]
+
+
+# --- human in the loop on a store -----------------------------------------------------------------
+
+
+def desk(script: list[Any], cancelled: list[int], *, is_async: bool = True) -> Any:
+    def cancel_trip(trip_id: int) -> str:
+        """Cancel a trip."""
+        cancelled.append(trip_id)
+        return "cancelled"
+
+    tools = tool_registry(tool(cancel_trip, timeout_s=10, side_effect=True), train_status)
+    logic = agent_logic(FakeModel(script, is_async=is_async), tools, human_timeout_s=3600)
+    return create_machine(TOOL_LOOP, logic=logic)
+
+
+def test_human_in_the_loop_on_a_store(tmp_path: Any) -> None:
+    store = SQLiteStore(tmp_path / "agents.db")
+    cancelled: list[int] = []
+    script = [{"tool": "cancel_trip", "args": {"trip_id": 9}}, {"text": "It is cancelled."}]
+    machine = desk(script, cancelled)
+
+    async def start(tid: str, body: dict[str, str]) -> dict[str, Any]:
+        res = await run_agent(machine, store=store, key=f"trip:{tid}", prompt=body["text"])
+        return {"state": res.final_state, "waiting_for_human": res.waiting}
+
+    async def approve(tid: str) -> dict[str, Any]:
+        res = await run_agent(machine, store=store, key=f"trip:{tid}", approve=True)
+        return {"state": res.final_state, "answer": res.output}
+
+    began = asyncio.run(start("9", {"text": "cancel trip 9"}))
+    assert began == {"state": "toolLoop.awaiting_human", "waiting_for_human": True}
+    assert cancelled == []
+    ended = asyncio.run(approve("9"))
+    assert ended == {"state": "toolLoop.done", "answer": "It is cancelled."} and cancelled == [9]
+
+    scanner = DueTimerScanner(store, lambda key: machine)
+    assert scanner.run_once().delivered == ()
+    store.disconnect()
+
+
+def test_a_wait_survives_a_restart_and_its_deadline_is_the_scanners(tmp_path: Any) -> None:
+    cancelled: list[int] = []
+    with SQLiteStore(tmp_path / "agents.db") as store:
+        machine = desk([{"tool": "cancel_trip", "args": {"trip_id": 9}}], cancelled, is_async=False)
+        run_agent_sync(machine, store=store, key="trip:9", prompt="cancel trip 9")
+    with SQLiteStore(tmp_path / "agents.db") as store:
+        # The new process's model is asked for the next turn only.
+        machine = desk([{"text": "Nobody answered."}], cancelled, is_async=False)
+        res = run_agent_sync(machine, store=store, key="trip:9")
+        assert res.waiting and [each["id"] for each in pending_approval(res.context)]
+        at = store.load("trip:9").updated_at + 3_600_000
+        DueTimerScanner(store, lambda key: machine).run_once(now=at)
+        res = run_agent_sync(machine, store=store, key="trip:9")
+        assert res.error["kind"] == "human_timeout" and cancelled == []
+
+
+def test_a_prompt_larger_than_a_snapshot_may_be_leaves_no_ticket() -> None:
+    store = MemoryStore()
+    machine = desk([{"text": "never said"}], [], is_async=False)
+    with pytest.raises(SnapshotTooLargeError):
+        run_agent_sync(machine, store=store, key="trip:9", prompt="x" * (1 << 20))
+    assert store.load("trip:9") is None
 
 
 # --- by hand, on an interpreter ----------------------------------------------------------------

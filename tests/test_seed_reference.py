@@ -88,6 +88,7 @@ CALLABLES: list[tuple[str, str, Signature]] = [
                 ("tools", ANY),
                 ("prompt", ANY),
                 ("event", ANY),
+                ("store", None),
                 ("key", ANY),
                 ("until", ("done", "error")),
                 ("clock", ANY),
@@ -235,6 +236,13 @@ CALLABLES: list[tuple[str, str, Signature]] = [
         ],
     ),
     (GRAPH, "check_langgraph_version", [("version", REQUIRED)]),
+    (STORES, "MemoryStore", [ARGS, ("max_snapshot_bytes", 1 << 20)]),
+    (STORES, "SQLiteStore", [("source", REQUIRED), ARGS, ("max_snapshot_bytes", 1 << 20)]),
+    (STORES, "persisted", [("store", REQUIRED), ("key", REQUIRED), ("machine", REQUIRED)]),
+    (STORES, "apersisted", [("store", REQUIRED), ("key", REQUIRED), ("machine", REQUIRED)]),
+    (STORES, "DueTimerScanner", [("store", REQUIRED), ("machine_for_key", REQUIRED)]),
+    (STORES, "DueTimerScanner.run_once", ["self", ("now", None)]),
+    (STORES, "DueTimerScanner.run_forever", ["self", ("interval_s", 30.0)]),
 ]
 
 VALUES: list[tuple[str, str, Any]] = [
@@ -265,18 +273,10 @@ NOT_YET: list[tuple[str, str]] = [
     (PYDANTIC_AI, "check_pydantic_ai_version"),
     (PYDANTIC_AI, "pydantic_ai_service"),
     (PYDANTIC_AI, "usage_logic"),
-    (STORES, "DueTimerScanner"),
-    (STORES, "MemoryStore"),
-    (STORES, "SQLiteStore"),
-    (STORES, "apersisted"),
-    (STORES, "persisted"),
 ]
 """Names of later parts."""
 
-NOT_YET_PARAMETERS: list[tuple[str, str, str]] = [
-    (AGENTS, "run_agent", "store"),
-    (AGENTS, "run_agent_sync", "store"),
-]
+NOT_YET_PARAMETERS: list[tuple[str, str, str]] = []
 """Parameters of later parts."""
 
 
