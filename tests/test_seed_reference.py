@@ -276,9 +276,6 @@ NOT_YET: list[tuple[str, str]] = [
 ]
 """Names of later parts."""
 
-NOT_YET_PARAMETERS: list[tuple[str, str, str]] = []
-"""Parameters of later parts."""
-
 
 def _ids(table: list[Any]) -> list[str]:
     return [f"{row[0].removeprefix('guardchart.')}.{row[1]}" for row in table]
@@ -371,13 +368,6 @@ def test_a_name_of_a_later_part_has_not_landed_without_its_row(entry_point: str,
     except MissingExtraError:
         return
     assert name not in getattr(module, "__all__", ())
-
-
-@pytest.mark.parametrize(("entry_point", "name", "parameter"), NOT_YET_PARAMETERS)
-def test_a_parameter_of_a_later_part_has_not_landed_without_its_row(
-    entry_point: str, name: str, parameter: str
-) -> None:
-    assert parameter not in inspect.signature(_found(entry_point, name)).parameters
 
 
 def test_no_name_stands_in_two_tables() -> None:
