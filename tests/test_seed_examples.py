@@ -365,7 +365,7 @@ def test_a_wait_survives_a_restart_and_its_deadline_is_the_scanners(tmp_path: An
         machine = desk([{"text": "Nobody answered."}], cancelled, is_async=False)
         res = run_agent_sync(machine, store=store, key="trip:9")
         assert res.waiting and [each["id"] for each in pending_approval(res.context)]
-        at = store.load("trip:9").updated_at + 3_600_000
+        at = store.load("trip:9").updated_at + 3_601_000
         DueTimerScanner(store, lambda key: machine).run_once(now=at)
         res = run_agent_sync(machine, store=store, key="trip:9")
         assert res.error["kind"] == "human_timeout" and cancelled == []
