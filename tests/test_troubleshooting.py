@@ -202,10 +202,14 @@ def test_a_providers_sdk_is_not_installed(package: str, code: str) -> None:
     assert "MissingExtraError" in said and "pip install" in said and package in said
 
 
-def test_instructor_is_asked_for_but_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "instructor", None)
-    with pytest.raises((AgentConfigError, MissingExtraError), match="instructor.*not installed"):
-        structured_output(Shelf, use_instructor=True)
+def test_instructor_is_asked_for_but_not_installed() -> None:
+    code = (
+        "from guardchart.agents import structured_output\n"
+        "import pydantic\n"
+        "structured_output(pydantic.BaseModel, use_instructor=True)"
+    )
+    said = without("instructor", code)
+    assert "AgentConfigError: use_instructor=True but instructor is not installed" in said
 
 
 # --- LangGraph ---------------------------------------------------------------------------------
