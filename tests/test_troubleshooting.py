@@ -43,7 +43,7 @@ from guardchart.agents import (
     validate_agent_chart,
     validate_structured,
 )
-from guardchart.errors import AgentConfigError, MissingExtraError
+from guardchart.errors import AgentConfigError
 from tests.agents.trees import Desk, supervisor_chart, supervisor_logic
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -206,7 +206,8 @@ def test_instructor_is_asked_for_but_not_installed() -> None:
     code = (
         "from guardchart.agents import structured_output\n"
         "import pydantic\n"
-        "structured_output(pydantic.BaseModel, use_instructor=True)"
+        "class Shelf(pydantic.BaseModel): row: int\n"
+        "structured_output(Shelf, use_instructor=True)"
     )
     said = without("instructor", code)
     assert "AgentConfigError: use_instructor=True but instructor is not installed" in said
