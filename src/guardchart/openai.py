@@ -77,7 +77,7 @@ def openai_model(
     known = provider_prices(client, model, check_prices(prices))
     options = dict(create_kw)
     caps = [name for name in _CAPS if options.get(name) is not None]
-    cap_option = caps[0] if caps else _CAPS[0 if _is_openai(client) else 1]
+    cap_option = caps[0] if caps else _CAPS[0 if _is_openai(client) or _is_azure(client) else 1]
 
     def request(
         messages: Sequence[Any], tools: Sequence[ToolSchema], names: Names
@@ -107,6 +107,12 @@ def _is_openai(client: Any) -> bool:
     """Whether a client talks to OpenAI itself, and not to a service that speaks its protocol."""
     url = str(getattr(client, "base_url", "https://api.openai.com/"))
     return url.startswith("https://api.openai.com/")
+
+
+def _is_azure(client: Any) -> bool:
+    """Whether a client talks to Azure, which runs OpenAI's own models."""
+    host = str(getattr(client, "base_url", "")).partition("://")[2].partition("/")[0]
+    return host.endswith((".openai.azure.com", ".services.ai.azure.com"))
 
 
 def _settings(wanted: ModelSettings) -> dict[str, Any]:

@@ -36,7 +36,7 @@ def run(script: list[Any], **options: Any) -> tuple[Any, list[dict[str, Any]]]:
     result = run_agent_sync(
         FakeModel(script, is_async=False), prompt="please", plugins=[trace], **options
     )
-    return result, list(trace.records)
+    return result, trace.records
 
 
 def ends(records: list[dict[str, Any]]) -> dict[str, Any]:

@@ -158,6 +158,7 @@ def test_a_token_budget_caps_what_one_answer_may_cost() -> None:
         (None, {"max_tokens": 50}, "max_tokens", 50),
         (None, {"max_completion_tokens": 900}, "max_completion_tokens", 300),
         ("http://127.0.0.1:9/v1", {}, "max_tokens", 300),
+        ("https://mine.openai.azure.com/openai/", {}, "max_completion_tokens", 300),
     ],
 )
 def test_the_cap_goes_to_the_provider_under_the_name_it_knows(

@@ -137,7 +137,7 @@ async def test_nothing_that_anybody_said_is_recorded_by_default(loops: Loops) ->
     written = stream.getvalue()
     assert "note" in written
     for each in (*CONTENT, SECRET):
-        assert each not in written and each not in repr(list(trace.records))
+        assert each not in written and each not in repr(trace.records)
 
 
 async def test_content_is_recorded_on_request_and_without_its_secrets(loops: Loops) -> None:
@@ -169,7 +169,7 @@ async def test_content_is_recorded_on_request_and_without_its_secrets(loops: Loo
     assert last["gen_ai.output.messages"][0]["parts"][0]["content"] == f"{CONTENT[1]} password=***"
     assert ran["gen_ai.tool.call.arguments"] == {"text": f"{CONTENT[2]} ***"}
     assert ran["gen_ai.tool.call.result"].startswith("tool says")
-    written = json.dumps(list(trace.records), default=str)
+    written = json.dumps(trace.records, default=str)
     assert SECRET not in written and "hunter2" not in written
 
 
@@ -192,7 +192,7 @@ async def test_an_error_is_its_class_name(loops: Loops) -> None:
     assert failed["error.type"] == "RuntimeError" and failed["gen_ai.usage.input_tokens"] == 0
     (ran,) = of(trace, "tool_call")
     assert ran["outcome"] == "failed" and ran["error.type"] == "ConnectionError"
-    assert SECRET not in json.dumps(list(trace.records))
+    assert SECRET not in json.dumps(trace.records)
 
 
 async def test_names_a_model_makes_up_are_written_masked_or_not_at_all(loops: Loops) -> None:
@@ -210,7 +210,7 @@ async def test_names_a_model_makes_up_are_written_masked_or_not_at_all(loops: Lo
     assert [each["gen_ai.tool.name"] for each in denied] == ["***", "*"]
     assert denied[0]["gen_ai.tool.call.id"] == "***"
     assert len(denied[1]["gen_ai.tool.call.id"]) <= 128
-    written = json.dumps(list(trace.records))
+    written = json.dumps(trace.records)
     assert SECRET not in written and "ignore your rules" not in written
 
 
@@ -359,7 +359,7 @@ def test_a_machine_in_error_ends_with_the_class_of_its_fault() -> None:
     run_agent_sync(machine, event="GO", plugins=[trace])
     (end,) = of(trace, "agent_end")
     assert end["status"] == "error" and end["error.type"] == "KeyError"
-    assert SECRET not in json.dumps(list(trace.records))
+    assert SECRET not in json.dumps(trace.records)
 
 
 # Trees and totals
@@ -479,7 +479,7 @@ async def test_a_callable_sink_and_on_span_get_each_record(loops: Loops) -> None
     trace = AgentTracePlugin(sunk.append, on_span=spanned.append)
     loop = await loops.start([say()], plugins=[trace])
     await loop.ask()
-    assert sunk == spanned == list(trace.records)
+    assert sunk == spanned == trace.records
 
 
 @pytest.mark.gate
@@ -568,7 +568,7 @@ def test_a_tool_registered_with_secrets_in_its_arguments_shows_none() -> None:
     )
     (ran,) = of(trace, "tool_call")
     assert ran["gen_ai.tool.call.arguments"] == {"user": "ann", "password": "***"}
-    assert "hunter2" not in json.dumps(list(trace.records))
+    assert "hunter2" not in json.dumps(trace.records)
 
 
 # Requests of a chart of one's own
@@ -630,4 +630,4 @@ async def test_an_executor_that_raises_is_a_failed_model_call() -> None:
     assert result.status == "error"
     (call,) = of(trace, "model_call")
     assert call["error.type"] == "ConnectionError"
-    assert SECRET not in json.dumps(list(trace.records))
+    assert SECRET not in json.dumps(trace.records)

@@ -3,6 +3,7 @@
 import anthropic
 import pytest
 
+from guardchart.agents import FilePart, ImagePart, TextPart, user_message
 from guardchart.agents._messages import assistant_turn, system_turn, tool_turn, user_turn
 from guardchart.anthropic import anthropic_model
 from guardchart.gate import ToolCall
@@ -59,3 +60,19 @@ async def test_anthropic_errors_of_the_sdk_pass_through():
         async with anthropic.AsyncAnthropic(**options(server)) as client:
             with pytest.raises(anthropic.APIStatusError):
                 await anthropic_model(client, MODEL)(ASKED, [])
+
+
+async def test_anthropic_client_sends_an_image_and_a_file():
+    parts = [
+        TextPart(text="What does it cost?"),
+        ImagePart(image="https://example.org/shelf.png"),
+        FilePart(data=b"%PDF-1.7", media_type="application/pdf", filename="prices.pdf"),
+    ]
+    with provider((200, fixture("anthropic/text.json"))) as server:
+        async with anthropic.AsyncAnthropic(**options(server)) as client:
+            await anthropic_model(client, MODEL)([user_message(parts)], [])
+    (_, asked), *_ = server.requests
+    text, image, file = asked["messages"][0]["content"]
+    assert text == {"type": "text", "text": "What does it cost?"}
+    assert image["source"] == {"type": "url", "url": "https://example.org/shelf.png"}
+    assert file["source"]["media_type"] == "application/pdf" and file["title"] == "prices.pdf"

@@ -3,6 +3,7 @@
 import openai
 import pytest
 
+from guardchart.agents import FilePart, ImagePart, TextPart, user_message
 from guardchart.agents._messages import assistant_turn, tool_turn, user_turn
 from guardchart.gate import ToolCall
 from guardchart.openai import openai_model
@@ -56,3 +57,19 @@ async def test_openai_errors_of_the_sdk_pass_through():
         async with openai.AsyncOpenAI(**options(server)) as client:
             with pytest.raises(openai.RateLimitError):
                 await openai_model(client)(ASKED, [])
+
+
+async def test_openai_client_sends_an_image_and_a_file():
+    parts = [
+        TextPart(text="What does it cost?"),
+        ImagePart(image=b"\x89PNG\r\n\x1a\n"),
+        FilePart(data=b"%PDF-1.7", media_type="application/pdf", filename="prices.pdf"),
+    ]
+    with provider((200, fixture("openai/text.json"))) as server:
+        async with openai.AsyncOpenAI(**options(server)) as client:
+            await openai_model(client)([user_message(parts)], [])
+    (_, asked), *_ = server.requests
+    text, image, file = asked["messages"][0]["content"]
+    assert text == {"type": "text", "text": "What does it cost?"}
+    assert image["image_url"]["url"].startswith("data:image/png;base64,")
+    assert file["file"]["filename"] == "prices.pdf"

@@ -123,7 +123,7 @@ class AgentTracePlugin:
             if type(bound) is not int or bound < 1:
                 raise AgentConfigError(f"AgentTracePlugin: {name} must be an int of at least 1")
         self.record_content = bool(record_content)
-        self.records: deque[Record] = deque(maxlen=max_records)
+        self._records: deque[Record] = deque(maxlen=max_records)
         self._spans: Any = None
         if on_span == "otel":
             from guardchart.agents._otel import OtelSpans
@@ -142,6 +142,12 @@ class AgentTracePlugin:
         self._agents: weakref.WeakKeyDictionary[Any, _Agent] = weakref.WeakKeyDictionary()
         self._rows: OrderedDict[str, dict[str, Any]] = OrderedDict()
         self._total = _nothing()
+
+    @property
+    def records(self) -> list[Record]:
+        """The newest records, oldest first; a new list each time."""
+        with self._lock:
+            return list(self._records)
 
     @property
     def lost(self) -> int:
@@ -204,7 +210,7 @@ class AgentTracePlugin:
             record["gen_ai.conversation.id"] = agent.conversation
         record.update(fields)
         with self._lock:
-            self.records.append(record)
+            self._records.append(record)
             for outlet in self._outlets:
                 outlet(record)
         return record

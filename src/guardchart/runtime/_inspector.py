@@ -28,6 +28,7 @@ _KINDS: Final = frozenset({"@xstate.actor", "@xstate.event", "@xstate.snapshot"}
 _INIT: Final = "xstate.init"
 _STATUS: Final = {"running": "active", "uninitialized": "active"}
 _MAX_TYPE_CHARS: Final = 200
+_MAX_NAMES: Final = 10_000
 
 
 class InspectorPlugin:
@@ -174,7 +175,10 @@ class InspectorPlugin:
                 return known
             parent = interpreter.parent
             if parent is None:
-                number = self._taken[interpreter.id] = self._taken.get(interpreter.id, 0) + 1
+                number = self._taken.pop(interpreter.id, 0) + 1
+                self._taken[interpreter.id] = number
+                if len(self._taken) > _MAX_NAMES:
+                    del self._taken[next(iter(self._taken))]
                 name = interpreter.id if number == 1 else f"{interpreter.id}#{number}"
             else:
                 above = self._sessions.get(parent, parent.id)
