@@ -66,9 +66,9 @@ def peer_python() -> Path | None:
 class Worker:
     """A process that measures one library; see `benchmarks._node_worker`."""
 
-    def __init__(self, python: Path | str, library: str) -> None:
+    def __init__(self, python: Path | str, library: str, worker: str = "_node_worker.py") -> None:
         # By path: the peer's environment does not know this package.
-        script = Path(__file__).with_name("_node_worker.py")
+        script = Path(__file__).with_name(worker)
         self._process = subprocess.Popen(
             [str(python), str(script), library],
             stdin=subprocess.PIPE,
