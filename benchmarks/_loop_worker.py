@@ -1,7 +1,7 @@
 """Measures one library's tool loop; run by `benchmarks.loop`, in that library's environment.
 
 Reads one JSON request a line, ``{"case": ..., "rounds": n}``, and answers each with one line,
-``{"us": ...}``: CPU time in microseconds, the best of n runs, per tool round, per turn at a
+``{"us": ...}``: CPU time in microseconds, the best of about n runs, per tool round, per turn at a
 conversation of 199 messages (``held``), or for a whole conversation of 200 (``chat``).
 """
 
@@ -174,7 +174,7 @@ def measure(library: str, case: str, rounds: int) -> float:
     if name == "held":
         data = {**one.idle, "context": {**one.idle["context"], "messages": conversation()}}
         saved = json.dumps(data)
-        return _best(lambda: one.turn(saved), _holds(200), rounds)  # 201, cut to the window
+        return _best(lambda: one.turn(saved), _holds(200), 10 * rounds)  # 201, cut to 200
 
     def chat() -> str:
         saved = json.dumps(one.idle)
@@ -182,7 +182,7 @@ def measure(library: str, case: str, rounds: int) -> float:
             saved = one.turn(saved)
         return saved
 
-    return _best(chat, _holds(200), max(rounds // 10, 1))
+    return _best(chat, _holds(200), max(rounds // 10, 2))
 
 
 def main() -> None:

@@ -12,13 +12,20 @@ from guardchart.agents._messages import (
     tool_turn,
     user_turn,
 )
-from guardchart.agents._window import open_turn, paired, plain, trim_messages
+from guardchart.agents._window import open_turn, paired, plain, window
 from guardchart.errors import AgentConfigError
 from guardchart.gate import ToolCall
 
 
 def asks(*ids, text=None):
     return assistant_turn(text, [ToolCall(i, "lookup", {"n": 1}) for i in ids])
+
+
+def cut(messages, limit, *, task=None):
+    """The window, and the ids of the calls that are not in it."""
+    kept = window(messages, limit, task=task)
+    held = call_ids(kept)
+    return kept, tuple(ident for ident in call_ids(messages) if ident not in held)
 
 
 def contents(messages):
@@ -28,19 +35,19 @@ def contents(messages):
 # --- trimming ----------------------------------------------------------------------------------
 
 
-def test_trim_messages_keeps_a_short_conversation_and_returns_a_new_list():
+def test_window_keeps_a_short_conversation_and_returns_a_new_list():
     messages = [user_turn("task"), assistant_turn("a")]
-    kept, dropped = trim_messages(messages, 2)
+    kept, dropped = cut(messages, 2)
     assert (kept, dropped) == (messages, ()) and kept is not messages
 
 
-def test_trim_messages_keeps_the_task_and_the_newest_tail():
+def test_window_keeps_the_task_and_the_newest_tail():
     messages = [user_turn("task"), *(assistant_turn(str(n)) for n in range(10))]
-    kept, _ = trim_messages(messages, 4)
+    kept, _ = cut(messages, 4)
     assert contents(kept) == ["task", "7", "8", "9"]
 
 
-def test_trim_messages_drops_a_result_with_the_turn_that_asked_for_it():
+def test_window_drops_a_result_with_the_turn_that_asked_for_it():
     messages = [
         user_turn("task"),
         asks("a", "b"),
@@ -50,43 +57,43 @@ def test_trim_messages_drops_a_result_with_the_turn_that_asked_for_it():
         tool_turn("c", "rc"),
     ]
     for limit in (3, 4, 5):
-        kept, dropped = trim_messages(messages, limit)
+        kept, dropped = cut(messages, limit)
         assert contents(kept) == ["task", "c", "rc"]
         assert dropped == ("a", "b")
 
 
-def test_trim_messages_keeps_the_newest_turn_whole_even_above_the_limit():
+def test_window_keeps_the_newest_turn_whole_even_above_the_limit():
     messages = [user_turn("task"), asks("a"), tool_turn("a", "ra"), asks("b", "c")]
     messages += [tool_turn("b", "rb"), tool_turn("c", "rc")]
     for limit in (1, 2, 3):
-        kept, dropped = trim_messages(messages, limit)
+        kept, dropped = cut(messages, limit)
         assert contents(kept) == ["task", "b+c", "rb", "rc"]
         assert dropped == ("a",)
 
 
-def test_trim_messages_keeps_the_task_it_is_told_rather_than_the_first():
+def test_window_keeps_the_task_it_is_told_rather_than_the_first():
     messages = [user_turn("old"), assistant_turn("done"), user_turn("new")]
     messages += [assistant_turn(str(n)) for n in range(5)]
-    assert contents(trim_messages(messages, 3, task="new")[0]) == ["new", "3", "4"]
-    assert contents(trim_messages(messages, 3)[0]) == ["old", "3", "4"]
-    assert contents(trim_messages(messages, 3, task="unknown")[0]) == ["old", "3", "4"]
-    assert contents(trim_messages(messages, 6, task="new")[0]) == ["new", "0", "1", "2", "3", "4"]
+    assert contents(cut(messages, 3, task="new")[0]) == ["new", "3", "4"]
+    assert contents(cut(messages, 3)[0]) == ["old", "3", "4"]
+    assert contents(cut(messages, 3, task="unknown")[0]) == ["old", "3", "4"]
+    assert contents(cut(messages, 6, task="new")[0]) == ["new", "0", "1", "2", "3", "4"]
 
 
-def test_trim_messages_does_without_a_task_when_there_is_no_user_message():
+def test_window_does_without_a_task_when_there_is_no_user_message():
     messages = [assistant_turn(str(n)) for n in range(5)]
-    assert contents(trim_messages(messages, 2)[0]) == ["3", "4"]
+    assert contents(cut(messages, 2)[0]) == ["3", "4"]
 
 
-def test_trim_messages_drops_results_that_nothing_in_the_window_asked_for():
+def test_window_drops_results_that_nothing_in_the_window_asked_for():
     messages = [user_turn("task"), asks("a"), user_turn("more"), tool_turn("a", "late")]
     messages += [assistant_turn("x")]
-    kept, dropped = trim_messages(messages, 4)
+    kept, dropped = cut(messages, 4)
     assert contents(kept) == ["task", "more", "x"]
     assert dropped == ("a",)
 
 
-def test_trim_messages_never_orphans_a_result_nor_loses_an_id_whatever_the_conversation():
+def test_window_never_orphans_a_result_nor_loses_an_id_whatever_the_conversation():
     rng = random.Random(7)
     for _ in range(300):
         messages, n = [user_turn("task")], 0
@@ -98,7 +105,7 @@ def test_trim_messages_never_orphans_a_result_nor_loses_an_id_whatever_the_conve
             if rng.random() < 0.3:
                 messages.append(user_turn("again"))
         limit = rng.randrange(1, len(messages) + 2)
-        kept, dropped = trim_messages(messages, limit)
+        kept, dropped = cut(messages, limit)
         assert kept[0] == messages[0] and kept[-1] == messages[-1]
         assert len(kept) <= max(limit, 5)
         proposed = set()
@@ -110,9 +117,9 @@ def test_trim_messages_never_orphans_a_result_nor_loses_an_id_whatever_the_conve
 
 
 @pytest.mark.parametrize("limit", [0, -1, True, 2.0, "5", None])
-def test_trim_messages_refuses_a_limit_that_is_no_positive_int(limit):
+def test_window_refuses_a_limit_that_is_no_positive_int(limit):
     with pytest.raises(AgentConfigError, match="max_messages"):
-        trim_messages([user_turn("x")], limit)
+        cut([user_turn("x")], limit)
 
 
 # --- pairing -----------------------------------------------------------------------------------

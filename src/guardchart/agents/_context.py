@@ -14,7 +14,7 @@ from guardchart.agents._messages import (
     tool_turn,
     user_turn,
 )
-from guardchart.agents._window import open_turn, paired, plain, trim_messages
+from guardchart.agents._window import open_turn, paired, plain, window
 from guardchart.gate import ToolCall
 
 __all__ = [
@@ -129,27 +129,18 @@ def shortened(
     """The conversation bounded to ``max_messages``, or what ``summarise`` makes of it."""
     if len(messages) <= max_messages:
         return list(messages)
-    # From here on the entries are taken apart; those of a restored context may be anything.
-    messages = [
-        each
-        for each in messages
-        if (
-            # Most are of this kind, and nothing of it can be wrong.
-            type(each) is dict
-            and len(each) == 2
-            and "content" in each
-            and each.get("role", "tool") != "tool"
-        )
-        or _usable(each)
-    ]
     if summarise is not None:
+        messages = [each for each in messages if _usable(each)]
         start = open_turn(messages)  # its results are still to come, so it stays as it is
         summary = _summary(summarise, messages[:start])
         if summary is not None:
             return [*summary, *messages[start:]]
-    task = context.get("task")
-    kept, _ = trim_messages(messages, max_messages, task=task if isinstance(task, str) else None)
-    return kept
+    given = context.get("task")
+    task = given if isinstance(given, str) else None
+    try:
+        return window(messages, max_messages, task=task)
+    except (AttributeError, KeyError, TypeError):  # those of a restored context may be anything
+        return window([each for each in messages if _usable(each)], max_messages, task=task)
 
 
 def _summary(
@@ -183,8 +174,10 @@ def conversation(context: Mapping[str, Any]) -> list[Message]:
 
 
 def _usable(message: Any) -> bool:
-    if not isinstance(message, Mapping):
+    if type(message) is not dict and not isinstance(message, Mapping):
         return False
+    if len(message) == 2 and "content" in message and message.get("role", "tool") != "tool":
+        return True  # most are of this kind, and nothing of it can be wrong
     if message.get("role") == "tool" and not isinstance(message.get("tool_call_id"), str):
         return False
     calls = message.get("tool_calls") or ()

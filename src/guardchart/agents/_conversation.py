@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from guardchart.agents._actions import error_of
-from guardchart.agents._window import trim_messages
+from guardchart.agents._window import window
 from guardchart.kernel import Event, Machine, Snapshot, dump, initial_transition, load
 
 __all__ = ["continued", "is_final", "is_start", "smaller", "tampered"]
@@ -63,7 +63,7 @@ def smaller(machine: Machine, snapshot: Snapshot) -> Iterator[Snapshot]:
     count = len(messages) if isinstance(messages, list) else 0
     while messages and count > 1:
         count = (count + 1) // 2 if count > 2 else 1
-        kept, _ = trim_messages(messages, count, task=task if isinstance(task, str) else None)
+        kept = window(messages, count, task=task if isinstance(task, str) else None)
         yield snapshot.replace(context={**snapshot.context, "messages": kept})
     if is_final(machine, "error"):
         message = "the conversation is larger than a snapshot may be; it was not kept"

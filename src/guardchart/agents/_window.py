@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from guardchart.agents._messages import Message, call_ids, open_calls, tool_turn
+from guardchart.agents._messages import Message, open_calls, tool_turn
 from guardchart.errors import AgentConfigError
 
-__all__ = ["open_turn", "paired", "plain", "trim_messages"]
+__all__ = ["open_turn", "paired", "plain", "window"]
 
 
-def trim_messages(
+def window(
     messages: Sequence[Message], max_messages: int, *, task: str | None = None
-) -> tuple[list[Message], tuple[str, ...]]:
+) -> list[Message]:
     """Cut a conversation to its task and its newest turns.
 
     The window starts at a turn, never between an assistant message and its results. The newest
@@ -27,24 +27,21 @@ def trim_messages(
             user message.
 
     Returns:
-        The kept messages as a new list, and the ids of the tool calls that were dropped, oldest
-        first: they stay spent.
+        The kept messages as a new list.
 
     Raises:
         AgentConfigError: ``max_messages`` is no int or below 1.
 
     Example:
         >>> from guardchart.agents._messages import user_turn
-        >>> turns = [user_turn("task"), *(user_turn(str(n)) for n in range(5))]
-        >>> kept, dropped = trim_messages(turns, 3)
-        >>> [m["content"] for m in kept], dropped
-        (['task', '3', '4'], ())
+        >>> [m["content"] for m in window([user_turn(str(n)) for n in range(5)], 2)]
+        ['0', '4']
     """
     if not _is_int(max_messages) or max_messages < 1:
         raise AgentConfigError("max_messages must be an int of at least 1")
     total = len(messages)
     if total <= max_messages:
-        return list(messages), ()
+        return list(messages)
     pinned = _task_index(messages, task)
     start = total - max_messages
     if pinned is not None and pinned < start:
@@ -56,12 +53,8 @@ def trim_messages(
         start += 1
     start = min(start, newest)
     head = [messages[pinned]] if pinned is not None and pinned < start else []
-    window = [*head, *messages[start:]]
-    if not _has_calls(messages):
-        return window, ()
-    kept = _without_orphans(window)
-    held = set(call_ids(kept))
-    return kept, tuple(id_ for id_ in call_ids(messages) if id_ not in held)
+    kept = [*head, *messages[start:]]
+    return _without_orphans(kept) if _has_calls(kept) else kept
 
 
 def _is_int(value: object) -> bool:

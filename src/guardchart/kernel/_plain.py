@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Container
+from itertools import chain
 from typing import Any, Final
 
 from guardchart.errors import SnapshotError
@@ -23,6 +24,7 @@ MAX_DEPTH: Final = 100
 _INT_LIMIT: Final = 10**4300
 _FLOAT_MAX: Final = 1.7976931348623157e308
 _SEGMENTS_SHOWN: Final = 12
+_OBJECTS: Final = {dict}
 
 _TYPE: Final = "only null, booleans, numbers, strings, lists and objects are JSON"
 _KEY: Final = "the keys of an object must be strings"
@@ -136,6 +138,13 @@ def _copy(
                             raise _Refused
                     elif kind is not float or not -_FLOAT_MAX <= item <= _FLOAT_MAX:
                         raise _Refused
+            elif (
+                owned
+                and depth <= max_depth
+                and set(map(type, node)) == _OBJECTS
+                and (measured := _all_texts(node, left)) is not None
+            ):
+                left = measured - 2 * len(node)
             else:
                 left -= 2 * len(node)
                 for index, item in enumerate(node):
@@ -159,6 +168,20 @@ def _copy(
                 raise _TooLarge
         level = below
     return copy, max_bytes - left
+
+
+def _all_texts(objects: list[dict[str, Any]], left: int) -> int | None:
+    """What is left of the size cap after objects that hold nothing but texts; None for others.
+
+    A conversation is a list of such objects, and a parser makes no subclass of ``str`` and no
+    other key: its messages are measured all at once, without a step for each of their entries.
+    """
+    try:
+        texts = "".join(chain.from_iterable(map(dict.values, objects)))
+    except TypeError:
+        return None
+    fields = sum(map(len, objects))
+    return left - 4 * fields - len(texts) - len("".join(chain.from_iterable(objects)))
 
 
 class _Place:
