@@ -24,6 +24,7 @@ from guardchart.agents._execute import (
     execute_agent_request,
     execute_agent_request_sync,
 )
+from guardchart.agents._idle import is_idle
 from guardchart.agents._loop import AgentSettings, agent_logic
 from guardchart.agents._messages import Message
 from guardchart.agents._models import (
@@ -215,6 +216,7 @@ __all__ = [
     "handoff_guard",
     "initial_agent_step",
     "instructor_available",
+    "is_idle",
     "json_parser",
     "load_chart",
     "messages_from_compact",

@@ -39,7 +39,13 @@ class Durable:
         if snapshot is None:
             return engine(machine, **options)
         options.pop("input", None)
-        return engine.from_snapshot(snapshot, machine, restart_services=self._trusted, **options)
+        return engine.from_snapshot(
+            snapshot,
+            machine,
+            restart_services=self._trusted,
+            adopt_children=True,
+            **options,
+        )
 
     def write(self) -> None:
         """Write what has not been written, in the thread that drives the machine."""

@@ -6,7 +6,8 @@ import asyncio
 import concurrent.futures
 import contextlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Generic, Literal, TypeVar
@@ -14,10 +15,19 @@ from typing import Any, Final, Generic, Literal, TypeVar
 from guardchart.agents._approval import answers
 from guardchart.agents._budgets import Budget
 from guardchart.agents._charts import TOOL_LOOP, WAITING_STATES, validate_agent_chart
+from guardchart.agents._control import Cause, RunControl, cause_of, restarts
 from guardchart.agents._durable import Durable, aopen_run, open_run
+from guardchart.agents._execute import Executed
 from guardchart.agents._loop import agent_logic
+from guardchart.agents._requests import (
+    AbortSignal,
+    AgentDecisionExecutor,
+    AgentRequestExecutor,
+    AgentRequestExecutors,
+    AgentUserInputExecutor,
+)
 from guardchart.errors import AgentConfigError, AgentError, NotSupportedError, SnapshotError
-from guardchart.kernel import Event, Machine, Snapshot, as_event, dump, load
+from guardchart.kernel import Event, Machine, Snapshot, as_event, dump, initial_step, load
 from guardchart.persistence import Store
 from guardchart.runtime import (
     Clock,
@@ -34,8 +44,13 @@ __all__ = ["AgentResult", "run_agent", "run_agent_sync"]
 
 OutputT = TypeVar("OutputT")
 
-Cause = Literal["machine", "stopped"]
 _SHORTCUTS: Final = ("max_turns", "max_usd", "max_tokens")
+SERVED_S: Final = 30.0
+_MESSAGES: Final = {
+    "aborted": "the signal was set",
+    "max-model-calls": "the run made max_model_calls model calls and asked for one more",
+    "stopped": "the machine was stopped by somebody else",
+}
 
 
 @dataclass(frozen=True)
@@ -52,8 +67,11 @@ class AgentResult(Generic[OutputT]):
             its ``error`` state is ``done`` with ``error`` set.
         waiting: Whether it waits for a person.
         snapshot: Snapshot JSON to resume from.
-        cause: Why ``status`` is ``"error"``: ``"machine"`` (a fault, see ``error``) or
-            ``"stopped"`` (somebody stopped it); else None.
+        cause: Why ``status`` is ``"error"``: ``"aborted"`` (the signal was set),
+            ``"max-model-calls"``, ``"decision-exhausted"`` (and the chart handled it nowhere),
+            ``"machine"`` (any other fault, see ``error``) or ``"stopped"`` (somebody stopped the
+            machine); else None.
+        exception: The exception behind ``error`` of a machine that failed in this call.
         ignored: The event the resumed state did not take, else None.
 
     Example:
@@ -72,6 +90,7 @@ class AgentResult(Generic[OutputT]):
     snapshot: Mapping[str, Any] = field(repr=False)
     cause: Cause | None = None
     ignored: Event | None = None
+    exception: BaseException | None = field(default=None, repr=False, compare=False)
 
     @property
     def usage(self) -> dict[str, Any]:
@@ -136,6 +155,8 @@ def _plan(
     approve: Any,
     until: Sequence[str],
     options: dict[str, Any],
+    control: RunControl,
+    services: Mapping[str, Any] | None,
 ) -> _Plan:
     chart = machine_or_chart
     if chart is not None and not isinstance(chart, Machine | Mapping | str | Path):
@@ -156,19 +177,22 @@ def _plan(
         machine = chart
     else:
         if logic is None:
-            if model is None:
+            if model is not None:
+                logic = agent_logic(model, tools, **options)
+            elif chart is not None and (services or control.serves) and not (tools or options):
+                logic = MachineLogic()
+            else:
                 raise AgentConfigError("run_agent: pass a machine, a logic, or a model")
-            logic = agent_logic(model, tools, **options)
         elif model is not None or tools is not None or options:
             raise AgentConfigError("run_agent: pass logic= or model= and its options, not both")
         machine = create_machine(chart if chart is not None else TOOL_LOOP, logic)
+    machine = control.bound(machine, services)
     if machine.logic is not None and machine.logic.attachments.get("registry") is not None:
         validate_agent_chart(machine)
     if prompt is not None and not isinstance(prompt, str):
         raise AgentConfigError("run_agent: prompt must be a str")
     if event is not None and approve is not None:
         raise AgentConfigError("run_agent: pass event= or approve=, not both")
-    machine.require_bound()
     return _Plan(machine, prompt, event, approve, tuple(until))
 
 
@@ -209,8 +233,18 @@ async def run_agent(
     approve: bool | Sequence[Mapping[str, Any]] | None = None,
     input: Any = None,
     ledger: Any = None,
-    serve_delay_s: float = math.inf,
+    serve_delay_s: float | None = None,
     trusted: bool = False,
+    services: Mapping[str, Any] | None = None,
+    generate_text: AgentRequestExecutor | None = None,
+    stream_text: AgentRequestExecutor | None = None,
+    decide: AgentDecisionExecutor | None = None,
+    user_input: AgentUserInputExecutor | None = None,
+    on_chunk: Callable[[str, Any], Any] | None = None,
+    on_result: Callable[[Any, Executed], Any] | None = None,
+    on_transition: Callable[[Snapshot, Event], Any] | None = None,
+    max_model_calls: int = 100,
+    signal: AbortSignal | None = None,
     **agent_logic_kw: Any,
 ) -> AgentResult[Any]:
     """Run a machine until it ends or rests (a person is asked), and say how it went.
@@ -223,8 +257,9 @@ async def run_agent(
         tools: The tool registry.
         prompt: The task. A machine without an ``idle`` state ignores it.
         event: An event to send instead.
-        snapshot: Snapshot JSON to resume from, e.g. ``result.snapshot``; its services that
-            were running are told that they were interrupted.
+        snapshot: Snapshot JSON to resume from, e.g. ``result.snapshot``. Requests to models
+            that were under way are made again; other services that were running are told that
+            they were interrupted.
         store: Where the run is kept, under ``key``. If it is there already it goes on from
             there: overdue deadlines fire, services that were running start again. Each step is
             written before what it asks for begins.
@@ -239,9 +274,24 @@ async def run_agent(
         ledger: Where approvals and claims are kept, instead of the logic's own. With a store
             and none of either, the store's.
         serve_delay_s: The longest delay that is waited for, in seconds; a longer one settles
-            ``idle`` with its deadline in the snapshot.
+            ``idle`` with its deadline in the snapshot. 30 with a store, which has somebody to
+            serve it; without one every delay is waited for.
         trusted: Your word that ``snapshot`` comes from nobody but you. Spawned agents and
             delayed sends load from such a one only, and what ran is started again.
+        services: Services by name, beside those of the logic and before them.
+        generate_text: Executor of text requests: ``(request)`` or ``(request, info)``, sync or
+            async.
+        stream_text: Executor of text requests that stream.
+        decide: Executor of decisions.
+        user_input: Answers ``agent.user_input``.
+        on_chunk: Called with each piece of a streamed answer and its request.
+        on_result: Called with each request and what came of it, ``(output, raw)``.
+        on_transition: Called with the root machine's snapshot and the event that led to it.
+            The three only look on; what one raises ends the run and is raised here.
+        max_model_calls: The most model calls of the run, attempts of decisions and child
+            machines included. One more is not made and settles the run, whatever the chart says
+            about errors.
+        signal: An ``asyncio.Event``, or anything with ``is_set()``, that aborts the run.
         **agent_logic_kw: Options of ``agent_logic``, and ``max_turns``, ``max_usd``,
             ``max_tokens``.
 
@@ -249,7 +299,7 @@ async def run_agent(
         An `AgentResult`; a failed model or tool is told there, not raised.
 
     Raises:
-        AgentConfigError, ChartError: The wiring is wrong; nothing ran.
+        AgentConfigError, ChartError: The wiring is wrong, an executor is missing; nothing ran.
         SnapshotError: ``snapshot`` is not a legal snapshot of this machine.
         TimeoutError: ``timeout_s`` ran out; the interpreter was stopped, and a store has the
             last snapshot.
@@ -258,7 +308,7 @@ async def run_agent(
         SnapshotTooLargeError: A snapshot is larger than the store takes. At the first write
             nothing is stored; later the snapshot before it stays.
 
-    Source: xstate-statemachine, agents reference: run_agent.
+    Source: xstate-statemachine, agents reference: run_agent; @statelyai/agent, runAgent.
 
     Example:
         >>> import asyncio
@@ -266,39 +316,114 @@ async def run_agent(
         >>> asyncio.run(run_agent(FakeModel([{"text": "hi"}]), prompt="hello")).output
         'hi'
     """
+    control = RunControl(
+        AgentRequestExecutors(generate_text, stream_text, decide, user_input),
+        max_model_calls=max_model_calls,
+        signal=signal,
+        on_chunk=on_chunk,
+        on_result=on_result,
+        on_transition=on_transition,
+    )
     plan = _plan(
-        machine_or_chart, logic, model, tools, prompt, event, approve, until, agent_logic_kw
+        machine_or_chart,
+        logic,
+        model,
+        tools,
+        prompt,
+        event,
+        approve,
+        until,
+        agent_logic_kw,
+        control,
+        services,
     )
     kept = await aopen_run(store, key, snapshot, trusted)
     resumed = plan.resumed(kept.snapshot(plan.machine), trusted)
     options = {"clock": clock, "plugins": plugins, "scope": key, "ledger": ledger, "input": input}
-    interpreter = kept.interpreter(Interpreter, plan.machine, resumed, **options)
-    interpreter.mixed = True
+    interpreter = _made(Interpreter, plan, kept, resumed, control, options)
+    if control.aborted():
+        result = _aborted(interpreter, plan, control, input)
+        await kept.leave(interpreter)
+        return result
+    watching = control.watch()
     try:
         result = await asyncio.wait_for(
-            _drive(interpreter, plan, resumed, serve_delay_s), timeout_s
+            _drive(interpreter, plan, resumed, _served(serve_delay_s, store), control), timeout_s
         )
     finally:
+        if watching is not None:
+            watching.cancel()
         await kept.leave(interpreter)
+    control.reraise()
     kept.check()
     return result
 
 
+def _served(serve_delay_s: float | None, store: Any) -> float:
+    if serve_delay_s is not None:
+        return serve_delay_s
+    return math.inf if store is None else SERVED_S
+
+
+def _made(
+    engine: Any,
+    plan: _Plan,
+    kept: Durable,
+    resumed: Snapshot | None,
+    control: RunControl,
+    options: dict[str, Any],
+) -> Any:
+    """The interpreter of a run, not started."""
+    options = {**options, **control.options()}
+    options["plugins"] = (*options["plugins"], *control.plugins())
+    interpreter = kept.interpreter(engine, plan.machine, resumed, **options)
+    control.attach(interpreter)
+    return interpreter
+
+
 async def _drive(
-    interpreter: Interpreter, plan: _Plan, resumed: Any, serve_delay_s: float
+    interpreter: Interpreter,
+    plan: _Plan,
+    resumed: Snapshot | None,
+    serve_delay_s: float,
+    control: RunControl,
 ) -> AgentResult[Any]:
+    interpreter.mixed = True
     await interpreter.start()
     if resumed is not None:
-        interpreter.fail_interrupted()
+        asked: list[Any] = []
+        interpreter.fail_interrupted(_asked_again(asked))
         interpreter.fire_overdue()
-        await interpreter.idle()
+        # What is asked again may take long; an event need not wait for it.
+        if not asked:
+            await interpreter.idle()
     ignored = None
     for event in plan.opening(interpreter):
         receipt = await interpreter.send(event, wait=True)
         if receipt is not None and receipt.status != "taken":
             ignored = ignored or event
     await interpreter.settle(serve_delay_s, waiting=WAITING_STATES, until=plan.until)
-    return _result(interpreter, ignored)
+    return _result(interpreter, ignored, control)
+
+
+def _asked_again(asked: list[Any]) -> Callable[[Any], bool]:
+    def again(service: Any) -> bool:
+        if restarts(service):
+            asked.append(service)
+            return True
+        return False
+
+    return again
+
+
+def _aborted(interpreter: Any, plan: _Plan, control: RunControl, input: Any) -> AgentResult[Any]:
+    """The result of a run whose signal was set before it began: nothing was started."""
+    if interpreter._snapshot is None:
+        now = interpreter.clock.now_ms()
+        snapshot, _, _ = initial_step(plan.machine, input, now=now, host=interpreter)
+        interpreter._snapshot = snapshot.replace(run=uuid.uuid4().hex)
+    control.halt("aborted")
+    return _result(interpreter, None, control)
 
 
 def run_agent_sync(
@@ -319,8 +444,18 @@ def run_agent_sync(
     approve: bool | Sequence[Mapping[str, Any]] | None = None,
     input: Any = None,
     ledger: Any = None,
-    serve_delay_s: float = math.inf,
+    serve_delay_s: float | None = None,
     trusted: bool = False,
+    services: Mapping[str, Any] | None = None,
+    generate_text: AgentRequestExecutor | None = None,
+    stream_text: AgentRequestExecutor | None = None,
+    decide: AgentDecisionExecutor | None = None,
+    user_input: AgentUserInputExecutor | None = None,
+    on_chunk: Callable[[str, Any], Any] | None = None,
+    on_result: Callable[[Any, Executed], Any] | None = None,
+    on_transition: Callable[[Snapshot, Event], Any] | None = None,
+    max_model_calls: int = 100,
+    signal: AbortSignal | None = None,
     **agent_logic_kw: Any,
 ) -> AgentResult[Any]:
     """`run_agent` for a synchronous model, without an event loop.
@@ -338,16 +473,37 @@ def run_agent_sync(
         'toolLoop.done'
     """
     _needs_loop()
+    control = RunControl(
+        AgentRequestExecutors(generate_text, stream_text, decide, user_input),
+        max_model_calls=max_model_calls,
+        signal=signal,
+        on_chunk=on_chunk,
+        on_result=on_result,
+        on_transition=on_transition,
+    )
     plan = _plan(
-        machine_or_chart, logic, model, tools, prompt, event, approve, until, agent_logic_kw
+        machine_or_chart,
+        logic,
+        model,
+        tools,
+        prompt,
+        event,
+        approve,
+        until,
+        agent_logic_kw,
+        control,
+        services,
     )
     _needs_sync(plan.machine)
     kept = open_run(store, key, snapshot, trusted)
     resumed = plan.resumed(kept.snapshot(plan.machine), trusted)
     options = {"clock": clock, "plugins": plugins, "scope": key, "ledger": ledger, "input": input}
-    interpreter = kept.interpreter(SyncInterpreter, plan.machine, resumed, **options)
+    interpreter = _made(SyncInterpreter, plan, kept, resumed, control, options)
     interpreter.manual_timers = True
-    drive = (interpreter, plan, kept, resumed, serve_delay_s)
+    if control.aborted():
+        return _aborted(interpreter, plan, control, input)
+    drive = (interpreter, plan, kept, resumed, _served(serve_delay_s, store), control)
+    control.watch_in_thread()
     try:
         if timeout_s is None:
             result = _drive_sync(*drive)
@@ -360,41 +516,52 @@ def run_agent_sync(
                     raise
                 raise TimeoutError(f"the run took longer than {timeout_s:g} s") from None
     finally:
+        control.ended()
         interpreter.stop()
+    control.reraise()
     kept.check()
     return result
 
 
 def _drive_sync(
-    interpreter: SyncInterpreter, plan: _Plan, kept: Durable, resumed: Any, serve_delay_s: float
+    interpreter: SyncInterpreter,
+    plan: _Plan,
+    kept: Durable,
+    resumed: Snapshot | None,
+    serve_delay_s: float,
+    control: RunControl,
 ) -> AgentResult[Any]:
     try:
         interpreter.start()
         if resumed is not None:
-            interpreter.fail_interrupted()
+            interpreter.fail_interrupted(restarts)
             interpreter.fire_overdue()
         ignored = None
         for event in plan.opening(interpreter):
             if interpreter.send(event).status != "taken":
                 ignored = ignored or event
         interpreter.settle(serve_delay_s, waiting=WAITING_STATES, until=plan.until)
-        return _result(interpreter, ignored)
+        return _result(interpreter, ignored, control)
     finally:
         kept.write()
 
 
-def _result(interpreter: Any, ignored: Event | None) -> AgentResult[Any]:
+def _result(interpreter: Any, ignored: Event | None, control: RunControl) -> AgentResult[Any]:
     snapshot = interpreter.snapshot
     context = interpreter.context if interpreter.actors else dict(snapshot.context)
     status: Literal["done", "idle", "error"] = "idle"
-    cause: Cause | None = None
+    cause = cause_of(interpreter, control)
     error = context.get("error")
+    exception: BaseException | None = None
     if interpreter.status == "done":
         status = "done"
-    elif interpreter.status in ("error", "stopped"):
+    elif cause is not None:
         status = "error"
-        cause = "machine" if interpreter.status == "error" else "stopped"
-        error = error or _machine_error(interpreter)
+        if cause in _MESSAGES:
+            error = {"kind": cause, "message": _MESSAGES[cause]}
+        else:
+            error = error or _machine_error(interpreter, cause)
+            exception = interpreter.error if isinstance(interpreter.error, Exception) else None
     return AgentResult(
         final_state=", ".join(sorted(snapshot.state_ids)),
         status=status,
@@ -405,6 +572,7 @@ def _result(interpreter: Any, ignored: Event | None) -> AgentResult[Any]:
         snapshot=_saved(interpreter),
         cause=cause,
         ignored=ignored,
+        exception=exception,
     )
 
 
@@ -421,9 +589,9 @@ def _saved(interpreter: Any) -> dict[str, Any]:
         raise
 
 
-def _machine_error(interpreter: Any) -> dict[str, str]:
+def _machine_error(interpreter: Any, kind: str) -> dict[str, str]:
     error = interpreter.error
     if isinstance(error, Mapping):
-        return {"kind": "machine", "message": str(error.get("message") or error.get("type"))}
+        return {"kind": kind, "message": str(error.get("message") or error.get("type"))}
     message = str(error) if isinstance(error, AgentError) else type(error).__name__
-    return {"kind": "machine", "message": message}
+    return {"kind": kind, "message": message}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
 from guardchart.agents._budgets import add_usage, clamp_usage
 from guardchart.agents._calls import CallResult, PendingCalls
@@ -21,7 +21,11 @@ from guardchart.errors import AgentError
 from guardchart.gate import ToolCall, ToolRegistry, allowed_tools, as_allowed
 from guardchart.runtime import ServiceScope
 
-__all__ = ["CallModel", "RunTool"]
+__all__ = ["METER", "CallModel", "RunTool"]
+
+
+METER: Final = "meter"
+"""The attachment of an interpreter whose ``spend()`` is called before each model call."""
 
 
 class CallModel:
@@ -49,6 +53,10 @@ class CallModel:
         self._only_reads = getattr(model, "only_reads", False) is True
 
     def __call__(self, scope: ServiceScope | None, context: Mapping[str, Any], event: Any) -> Any:
+        if scope is not None:
+            meter = scope.interpreter.attachments.get(METER)
+            if meter is not None:
+                meter.spend()
         node = None if scope is None else scope.node
         allowed = allowed_tools(node) if node is not None else as_allowed(())
         messages = request_messages(context, self.system_prompt, shared=self._only_reads)

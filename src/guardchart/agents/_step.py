@@ -17,6 +17,7 @@ from guardchart.agents._sources import with_sources
 from guardchart.agents._stepper import AgentAction, FixedClock, Stepper, Tape, Waiting
 from guardchart.errors import StepError
 from guardchart.kernel import Event, Machine, Receipt, Snapshot, as_event, dump, fired, load
+from guardchart.runtime._address import DECISIONS
 from guardchart.runtime._core import ENGINE, OUTSIDE
 
 __all__ = ["AgentStep", "From", "Given", "Origin", "fingerprint", "requests_of", "step_once"]
@@ -181,7 +182,7 @@ def step_once(
         if kind == "timer":
             receipt = actor._accept(fired(record["timer"]), ENGINE).receipt
         else:
-            receipt = actor._accept(_event_of(record), OUTSIDE).receipt
+            receipt = _take(actor, _event_of(record), "agent" in record).receipt
         receipt = receipt or _dropped(stepper)
     elif kind != "init":
         receipt = _bring(stepper, record)
@@ -205,6 +206,13 @@ def _next_turn(machine: Machine, snapshot: Snapshot | None, event: Any) -> Snaps
     if settings is None or snapshot is None or snapshot.status != "done":
         return None
     return settings.next_turn(machine, snapshot, event)  # type: ignore[no-any-return]
+
+
+def _take(actor: Stepper, event: Event, named: bool) -> Any:
+    """Hand over an event from outside; a decision finds the machine of the tree it is for."""
+    if actor.actors and not named and event.type in DECISIONS:
+        return actor._decision(event)
+    return actor._accept(event, OUTSIDE)
 
 
 def _event_of(record: Mapping[str, Any]) -> Event:

@@ -28,10 +28,9 @@ from guardchart.kernel import (
     StopService,
     as_event,
     failed,
-    load,
 )
 from guardchart.runtime import BeforeStep, Invocation, ServiceScope
-from guardchart.runtime._base import InterpreterBase, _nonce_of
+from guardchart.runtime._base import InterpreterBase
 from guardchart.runtime._core import ENGINE, INSIDE, AnyEvent
 from guardchart.runtime._steps import _NOTHING
 
@@ -142,6 +141,7 @@ class Stepper(InterpreterBase):
     """One machine with its child machines, for the length of one step."""
 
     engine: ClassVar[str] = "sync"
+    mixed = True
 
     tape: Tape
     trusted = False
@@ -242,29 +242,7 @@ class Stepper(InterpreterBase):
                 error = ServiceInterruptedError("the child's snapshot was not kept")
                 self._accept(failed(child.key, error), ENGINE)
             else:
-                self._restore_actor(invocation, service, child.snapshot)
-
-    def _restore_actor(self, invocation: Invocation, machine: Machine, saved: Any) -> None:
-        self._check_breeding()
-        actor = type(self)(
-            machine,
-            clock=self.clock,
-            scope=self.host.scope,
-            ledger=self._ledger,
-            run=_nonce_of(self.host.run, invocation.key),
-            max_queue=self.max_queue,
-            parent=self,
-            id=f"{self.id}:{invocation.id}",
-        )
-        actor._snapshot = load(machine, saved, trusted=self.trusted)
-        actor._invocation = invocation
-        if self._looks_on(invocation):
-            actor._watched = actor._observed = True
-        self.actors[actor.id] = actor
-        actor._join(self)
-        actor._begin()
-        if actor._state in ("done", "error"):
-            self._actor_ended(actor)
+                self._restore_actor(invocation, service, child.snapshot, self.trusted)
 
     def _start_service(self, invocation: Invocation) -> None:
         """A service rests; one that has nothing to ask for ends at once."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Final, Self
 
 from guardchart.errors import (
@@ -75,6 +75,7 @@ class InterpreterBase(InterpreterSteps):
             outside in between, and how many child machines may live.
         parent: The interpreter that started this one; set by it.
         id: The actor path; the machine's id by default.
+        attachments: Objects that a host wants its services to find; child machines get them too.
 
     Raises:
         ChartError: The machine's logic misses names; all of them are listed.
@@ -122,6 +123,8 @@ class InterpreterBase(InterpreterSteps):
     def _revive(self, restored: Snapshot) -> None:
         if not self._restart:
             self._announce()
+            if self._adopts:
+                self._adopt(restored, trusted=False)
             return
         snapshot, effects = restart_services(self.machine, restored)
         services = self.logic.services
@@ -138,17 +141,48 @@ class InterpreterBase(InterpreterSteps):
         if self._plugins.items:
             self._plugins.call("on_interpreter_start", self)
 
-    def fail_interrupted(self) -> None:
+    def _adopt(self, restored: Snapshot, *, trusted: bool) -> None:
+        """Take up the child machines as they stood; nothing of them is started again."""
+        for name, child in restored.children.items():
+            service = self.logic.services.get(child.src)
+            if child.status != "active" or child.snapshot is None:
+                continue
+            if isinstance(service, Machine):
+                state_id = child.state_id or None
+                invocation = Invocation(
+                    name, child.key, child.src, service, state_id, None, child.input
+                )
+                self._restore_actor(invocation, service, child.snapshot, trusted)
+
+    def fail_interrupted(self, again: Callable[[Any], bool] | None = None) -> None:
         """Tell the machine of every service that was running when its snapshot was taken.
 
         Each gets ``failed(key, ServiceInterruptedError)``, a full step. Services that run in
-        this life are left alone.
+        this life are left alone. So are child machines that were adopted; of what ran below
+        them they are told.
+
+        Args:
+            again: Asked with each such service whether it is to be started again instead, as
+                the same invocation.
         """
         live = {actor._invocation.key for actor in self.actors.values()}
         for key in interrupted(self.snapshot):
-            if key not in live and key not in self._flying:
-                error = ServiceInterruptedError("the service was interrupted")
-                self._accept(failed(key, error), ENGINE)
+            if key in live or key in self._flying:
+                continue
+            name = key.rpartition("@")[0]
+            child = self.snapshot.children.get(name)
+            if child is None or child.key != key:
+                continue
+            effect = StartService(name, child.src, child.state_id)
+            service = self.logic.services.get(child.src) or self._written(effect)
+            if again is not None and again(service):
+                self._start(name, service, child.state_id or None, InitEvent())
+                continue
+            error = ServiceInterruptedError("the service was interrupted")
+            self._accept(failed(key, error), ENGINE)
+        for actor in list(self.actors.values()):
+            if actor._adopts:
+                InterpreterBase.fail_interrupted(actor, again)
 
     def _end(self) -> None:
         """The snapshot is done or in error: nothing goes on from here."""
@@ -174,6 +208,8 @@ class InterpreterBase(InterpreterSteps):
         if self._state in ("running", "uninitialized"):
             ran = self._state == "running"
             self._state = "stopped"
+            # How the children stood is part of how this machine stood.
+            self._left = dict(self.actors)
             self._quit()
             if ran and self._plugins.items:
                 self._plugins.call("on_interpreter_stop", self)
@@ -274,6 +310,22 @@ class InterpreterBase(InterpreterSteps):
         raise NotImplementedError
 
     def _start_actor(self, invocation: Invocation, machine: Machine, saved: Any) -> None:
+        actor = self._made_actor(invocation, machine, input=invocation.input)
+        if saved is not None:
+            actor._snapshot = load(machine, saved, trusted=True)
+            actor._restart = True
+        self._live(actor)
+
+    def _restore_actor(
+        self, invocation: Invocation, machine: Machine, saved: Any, trusted: bool
+    ) -> None:
+        """A child machine as it stood when its parent's snapshot was taken."""
+        actor = self._made_actor(invocation, machine)
+        actor._snapshot = load(machine, saved, trusted=trusted)
+        actor._adopts = True
+        self._live(actor)
+
+    def _made_actor(self, invocation: Invocation, machine: Machine, input: Any = None) -> Self:
         self._check_breeding()
         actor = type(self)(
             machine,
@@ -282,17 +334,19 @@ class InterpreterBase(InterpreterSteps):
             scope=self.host.scope,
             ledger=self._ledger,
             run=_nonce_of(self.host.run, invocation.key),
-            input=invocation.input,
+            input=input,
             max_queue=self.max_queue,
             parent=self,
             id=f"{self.id}:{invocation.id}",
+            attachments=self.attachments,
         )
-        if saved is not None:
-            actor._snapshot = load(machine, saved, trusted=True)
-            actor._restart = True
         actor._invocation = invocation
         if self._looks_on(invocation):
             actor._watched = actor._observed = True
+        return actor
+
+    def _live(self, actor: Self) -> None:
+        """Let a child machine begin, and see it end where it does so at once."""
         self.actors[actor.id] = actor
         try:
             actor._join(self)

@@ -56,6 +56,7 @@ class Options(TypedDict, total=False):
     max_queue: int
     parent: Any
     id: str | None
+    attachments: Mapping[str, Any] | None
 
 
 class Entry:
@@ -93,6 +94,7 @@ class InterpreterCore:
         max_queue: int = 10_000,
         parent: Any = None,
         id: str | None = None,
+        attachments: Mapping[str, Any] | None = None,
     ) -> None:
         machine.require_bound()
         self.machine = machine
@@ -101,7 +103,10 @@ class InterpreterCore:
         self.id = id if id is not None else machine.id
         self.parent = parent
         self.max_queue = max_queue
+        self.attachments: Mapping[str, Any] = attachments if attachments is not None else {}
         self.actors: dict[str, Any] = {}
+        # The children of a machine that was stopped, for its snapshot.
+        self._left: dict[str, Any] = {}
         self.faults: list[BaseException] = []
         # A child machine is given its parent's, the installed ones among them.
         self._plugins = Plugins(plugins if parent is not None else with_installed(plugins))
@@ -112,7 +117,7 @@ class InterpreterCore:
         self._hook = getattr(self.logic, "before_step", None)
         self._scope, self._ledger, self._nonce, self._input = scope, ledger, run, input
         self._snapshot: Snapshot | None = None
-        self._restart = False
+        self._restart = self._adopts = False
         self._state = "uninitialized"
         self._error: BaseException | None = None
         self._host: Host | None = None
@@ -248,9 +253,10 @@ class InterpreterCore:
             SnapshotError: The context holds something that is not JSON, or is too large.
         """
         snapshot = self.snapshot
-        if self.actors:
+        actors = self.actors or self._left
+        if actors:
             children = dict(snapshot.children)
-            for actor in list(self.actors.values()):
+            for actor in list(actors.values()):
                 child = children.get(actor._invocation.id)
                 if child is not None and child.key == actor._invocation.key:
                     children[actor._invocation.id] = child._replace(
@@ -271,6 +277,7 @@ class InterpreterCore:
         *,
         restart_services: bool = False,
         trusted: bool | None = None,
+        adopt_children: bool = False,
         clock: Clock | None = None,
         plugins: Iterable[Any] = (),
         **options: Any,
@@ -284,6 +291,8 @@ class InterpreterCore:
                 sealed): services that were running are started again, inputs computed anew,
                 and child machines go on from their own snapshots.
             trusted: Whether delayed sends and spawned actors load; as ``restart_services``.
+            adopt_children: Whether child machines, where services are not restarted, go on as
+                they stood, nothing of them running, and do not count as interrupted.
             clock: As for the constructor.
             plugins: As for the constructor.
             **options: The constructor's other arguments.
@@ -299,6 +308,7 @@ class InterpreterCore:
         interpreter = cls(machine, clock=clock, plugins=plugins, **options)
         interpreter._snapshot = data
         interpreter._restart = restart_services
+        interpreter._adopts = adopt_children
         return interpreter
 
     def update_context(self, updates: Mapping[str, Any]) -> None:

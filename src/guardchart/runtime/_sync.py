@@ -188,13 +188,10 @@ class SyncInterpreter(InterpreterBase):
         write = super().update_context
         self._as_driver(lambda: write(updates))
 
-    def fail_interrupted(self) -> None:
-        """Tell the machine of every service that was running when its snapshot was taken.
-
-        Each gets ``failed(key, ServiceInterruptedError)``, a full step, run to quiet.
-        """
+    def fail_interrupted(self, again: Callable[[Any], bool] | None = None) -> None:
+        """As `InterpreterBase.fail_interrupted`, run to quiet."""
         fail = super().fail_interrupted
-        self._as_driver(fail)
+        self._as_driver(lambda: fail(again))
 
     def _as_driver(self, fn: Callable[[], Any]) -> Any:
         """Call ``fn`` while no other thread drives, and run to quiet."""
