@@ -444,6 +444,10 @@ async def test_the_loops_model_calls_are_shown_as_results_too_r4(engine: str) ->
     )
     assert result.ok and [each[1].output["text"] for each in seen] == [None, "done"]
     assert [message.role for message in seen[1][0].messages] == ["user", "assistant", "tool"]
+    chunks: list[Any] = []
+    model = FakeModel([say("one two")], is_async=engine == "async")
+    await run(engine, model, prompt="x", on_chunk=lambda c, r: chunks.append((c, r.src)))
+    assert "".join(each[0] for each in chunks) == "one two" and chunks[0][1] == "callModel"
 
 
 async def test_every_attempt_of_a_decision_is_a_result_with_its_reason_r4(engine: str) -> None:

@@ -17,7 +17,7 @@ from guardchart.agents._requests import (
     Generated,
     executor_form,
 )
-from guardchart.agents._services import METER
+from guardchart.agents._services import METER, CallModel
 from guardchart.agents._sources import bind_executors
 from guardchart.errors import AgentConfigError, AgentError, DecisionExhaustedError
 from guardchart.kernel import InitEvent, Machine
@@ -259,7 +259,8 @@ class _LoopResults:
 
     def begin_model_call(self, scope: Any, model: Any, messages: Any, tools: Any) -> Any:
         def ended(result: Any, error: BaseException | None) -> None:
-            if result is None or error is not None:
+            # Requests of the chart's own are told by their binding.
+            if result is None or not isinstance(scope.invocation.service, CallModel):
                 return
             request = AgentTextRequest(
                 id=scope.invocation.id,
@@ -283,7 +284,8 @@ class _LoopChunks:
         self._control = control
 
     def on_chunk(self, interpreter: Any, invocation: Any, chunk: str) -> None:
-        self._control._chunk(chunk, AgentTextRequest(id=invocation.id, src=invocation.src))
+        if isinstance(invocation.service, CallModel):
+            self._control._chunk(chunk, AgentTextRequest(id=invocation.id, src=invocation.src))
 
 
 def restarts(service: Any) -> bool:
