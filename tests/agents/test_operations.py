@@ -5,6 +5,7 @@ Each test is a row of the table of signals in docs/tracing.md.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from guardchart.agents import (
     spawn_agent,
     tool_registry,
 )
-from guardchart.persistence import InMemoryLedger
+from guardchart.persistence import InMemoryLedger, MemoryStore, SQLiteStore
 from tests.agents.loops import AT_ONCE, Bank, Loops, allowing, balance, pay, say
 
 
@@ -119,6 +120,34 @@ async def test_an_approval_nobody_answers_is_visible_by_age_and_then_by_kind(loo
         "error.kind"
     ] == "human_timeout"
     assert loops.ledger.pending() == []
+
+
+@pytest.mark.parametrize("kind", ["memory", "sqlite"])
+def test_the_oldest_question_of_a_store_is_visible_with_its_age(kind: str, tmp_path: Path) -> None:
+    store: Any = MemoryStore() if kind == "memory" else SQLiteStore(tmp_path / "agents.db")
+    trace = AgentTracePlugin()
+    for number, second in (("1", 100), ("2", 160)):
+        waiting = run_agent_sync(
+            FakeModel([pay(id=f"p{number}")], is_async=False),
+            tools=Bank().registry(),
+            prompt="please",
+            store=store,
+            key=f"ticket:{number}",
+            clock=SimulatedClock(wall_start=second),
+            plugins=[trace],
+        )
+        assert waiting.waiting
+    oldest, newest = store.find(state="toolLoop.awaiting_human")
+    assert (oldest.key, newest.key) == ("ticket:1", "ticket:2")
+    assert newest.since - oldest.since == 60_000
+    # The trace tells the tickets apart by the same keys.
+    ends = [each for each in trace.records if each["kind"] == "agent_end"]
+    assert [(each["gen_ai.conversation.id"], each["state"]) for each in ends] == [
+        ("ticket:1", ["toolLoop.awaiting_human"]),
+        ("ticket:2", ["toolLoop.awaiting_human"]),
+    ]
+    if kind == "sqlite":
+        store.disconnect()
 
 
 def test_answers_that_miss_the_schema_are_visible_while_they_are_retried() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 import types
-from typing import Any
+from typing import Any, ClassVar
 
 import anthropic
 import openai
@@ -137,18 +137,38 @@ def test_no_price_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
 # Caps
 
 
-def test_a_token_budget_caps_what_one_answer_may_cost() -> None:
-    asked: list[int] = []
+class Capped(FakeModel):
+    """Notes the caps it is asked for."""
 
-    class Capped(FakeModel):
-        def capped(self, max_output_tokens: int) -> Any:
-            asked.append(max_output_tokens)
-            return self
+    max_output_tokens: int | None = None
+    asked: ClassVar[list[int]] = []
 
-    agent_logic(Capped([]), budgets=Budget(max_tokens=500))
-    agent_logic(Capped([]), budgets=Budget(max_turns=3))
-    agent_logic(Capped([]), budgets=Budget(max_tokens=0))
-    assert asked == [500]
+    def capped(self, max_output_tokens: int) -> Any:
+        self.asked.append(max_output_tokens)
+        return self
+
+
+@pytest.mark.parametrize(
+    ("budget", "own", "asked"),
+    [
+        (Budget(max_tokens=500), None, [500]),
+        (Budget(max_tokens=4096), None, [4096]),
+        (Budget(max_tokens=500), 90, [500]),
+        (Budget(max_tokens=100_000), 90, [100_000]),
+        # A provider refuses a cap above what its model can write, and nobody has said what that is.
+        (Budget(max_tokens=4097), None, []),
+        (Budget(max_turns=3), None, []),
+        (Budget(max_tokens=0), None, []),
+    ],
+)
+def test_a_token_budget_caps_what_one_answer_may_cost(
+    budget: Budget, own: int | None, asked: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Capped, "asked", [])
+    model = Capped([])
+    model.max_output_tokens = own
+    agent_logic(model, budgets=budget)
+    assert Capped.asked == asked
 
 
 @pytest.mark.parametrize(

@@ -243,9 +243,3 @@ def test_provider_model_refuses_a_cap_that_is_no_number_of_tokens(cap):
 def test_provider_model_without_a_reader_does_not_stream():
     with pytest.raises(AgentConfigError, match="does not stream"):
         model_of(Client().create).stream([], [])
-
-
-def test_provider_model_without_a_cap_takes_none_that_a_provider_could_refuse():
-    model = model_of(Client().create)
-    assert model.capped(4096).max_output_tokens == 4096
-    assert model.capped(4097) is model

@@ -37,6 +37,7 @@ __all__ = ["AgentSettings", "agent_logic"]
 _CLAIM_WAIT_S: Final = 5.0
 _BATCH_SLACK_S: Final = 5.0
 _LARGE: Final = 1 << 19
+_EVERY_MODEL_TOKENS: Final = 4096
 
 
 class AgentSettings:
@@ -314,11 +315,17 @@ def _warn_of_cost(budget: Budget, model: Any) -> None:
 
 
 def _capped(budget: Budget, model: Any) -> Any:
-    """A model whose answers declare a cap, so that a token budget is overshot by that at most."""
-    capped = getattr(model, "capped", None)
-    if budget.max_tokens is None or budget.max_tokens < 1 or not callable(capped):
+    """A model whose answers declare a cap, so that a token budget is overshot by that at most.
+
+    Providers refuse a cap above what the model can write, so one without a cap of its own is
+    given none that not every model could take.
+    """
+    limit, capped = budget.max_tokens, getattr(model, "capped", None)
+    if limit is None or limit < 1 or not callable(capped):
         return model
-    return capped(budget.max_tokens)
+    if limit > _EVERY_MODEL_TOKENS and getattr(model, "max_output_tokens", None) is None:
+        return model
+    return capped(limit)
 
 
 def _batch_timeout(registry: ToolRegistry) -> Callable[[Mapping[str, Any], Any], float]:

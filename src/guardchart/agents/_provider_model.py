@@ -25,8 +25,6 @@ __all__ = ["BROKEN_OFF", "OnChunk", "ProviderModel", "StreamReader", "provider_p
 
 BROKEN_OFF = "the provider's stream broke off before its end"
 
-_EVERY_MODEL_TOKENS = 4096
-
 OnChunk: TypeAlias = Callable[[str], Any]
 """Called with each piece of an answer's text, in order."""
 
@@ -106,8 +104,7 @@ class ProviderModel:
         """The same model, whose answers have at most so many tokens.
 
         Returns:
-            Itself where its own cap is as small already, or where it has none and this one is
-            larger than what every model can write: providers refuse a cap above their own.
+            Itself where its own cap is as small already.
 
         Example:
             >>> model = ProviderModel(print, "m", request=lambda *_: {}, parse=print)
@@ -118,7 +115,7 @@ class ProviderModel:
         if type(cap) is not int or cap < 1:
             raise AgentConfigError("capped: expected a number of tokens of at least 1")
         own = self.max_output_tokens
-        if cap >= (own if isinstance(own, int) else _EVERY_MODEL_TOKENS + 1):
+        if isinstance(own, int) and own <= cap:
             return self
         made = copy.copy(self)
         made.max_output_tokens = cap
