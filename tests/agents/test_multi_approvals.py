@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
+from guardchart import MachineLogic, SimulatedClock, create_machine
 from guardchart.agents import (
     approval_event,
     decisions_event,
@@ -16,9 +18,15 @@ from guardchart.agents import (
     run_agent,
     run_agent_sync,
 )
-from guardchart.errors import AgentConfigError, SnapshotError
-from guardchart.persistence import InMemoryLedger
-from tests.agents.trees import Desk, Till, pays
+from guardchart.errors import AgentConfigError, NotSupportedError, SnapshotError
+from guardchart.persistence import (
+    DueTimerScanner,
+    InMemoryLedger,
+    MemoryStore,
+    SQLiteLedger,
+    SQLiteStore,
+)
+from tests.agents.trees import Desk, Till, pays, supervisor_chart
 
 BOTH = {
     "pay ann": [pays("ann", 1, id="c1"), {"text": "Ann is paid."}],
@@ -263,3 +271,161 @@ def test_a_tree_loads_from_a_snapshot_of_ones_own_only(desks: Any) -> None:
     with pytest.raises(SnapshotError, match="trusted"):
         _run(desk, snapshot=res.snapshot, approve=True)
     assert desk.till.paid == []
+
+
+def test_a_sync_run_refuses_agents_with_an_async_model_before_anything_starts() -> None:
+    desk = Desk("async", BOTH)
+    with pytest.raises(NotSupportedError, match="'callModel' is async"):
+        run_agent_sync(desk.machine, event={"type": "PLAN", "tasks": ["pay ann"]})
+
+
+async def test_a_decision_that_nobody_waits_for_is_denied(desks: Any) -> None:
+    desk = desks(BOTH)
+    await desk.start()
+    await desk.plan("pay ann", "pay bob")
+    shown = desk.pending
+    both = [{"id": each["id"], "decision": "approve"} for each in shown]
+    for event in (
+        {"type": "HUMAN_APPROVED", "call_ids": ["another"]},
+        {"type": "HUMAN_APPROVED", "call_ids": []},
+        {"type": "HUMAN_APPROVED"},
+        {"type": "HUMAN_APPROVED", "call_ids": [1, None]},
+        {"type": "HUMAN_APPROVED", "call_ids": [each["id"] for each in shown]},
+        decisions_event(both),
+        {"type": "HUMAN_DECIDED", "decisions": ["zz", {}]},
+    ):
+        receipt = await desk.send(event)
+        assert receipt.denied and receipt.reason
+    assert desk.till.paid == [] and desk.pending == shown
+
+
+async def test_a_chart_with_approvals_of_its_own_still_gets_them(engine: str) -> None:
+    desk = Desk(engine, BOTH)
+    chart = supervisor_chart("pay", "search")
+    chart["on"] = {"HUMAN_APPROVED": {"actions": "hear"}}
+    heard: list[Any] = []
+    hear = MachineLogic(actions={"hear": lambda i, c, e, a: heard.append(e.payload)})
+    desk.machine = create_machine(chart, desk.machine.logic.merge(hear))
+    await desk.start()
+    await desk.plan("pay ann", "pay bob")
+    assert (await desk.send("HUMAN_APPROVED", call_ids=["of the chart"])).status == "taken"
+    assert heard == [{"call_ids": ["of the chart"]}] and desk.till.paid == []
+    await desk.send(approval_event(desk.pending[:1]))
+    assert desk.till.paid == [("ann", 1)] and len(heard) == 1
+    desk.stop()
+
+
+# --- deadlines ---------------------------------------------------------------------------------
+
+
+async def test_a_worker_that_nobody_answers_in_time_fails_alone(desks: Any) -> None:
+    clock = SimulatedClock()
+    desk = desks(BOTH, human_timeout_s=60)
+    live = await desk.start(clock=clock)
+    await desk.plan("pay ann", "pay bob")
+    ann, bob = desk.pending
+    await desk.send(approval_event([bob]))
+    moved = clock.increment(61_000)
+    if moved is not None:
+        await moved
+    await desk.rest()
+    assert desk.context["failures"] == [
+        {"kind": "human_timeout", "message": "no human decision in time"}
+    ]
+    assert desk.till.paid == [("bob", 2)] and desk.state == "reporting" and not live.actors
+    assert (await desk.send(approval_event([ann]))).status != "taken"
+    assert desk.till.paid == [("bob", 2)]
+
+
+# --- durable runs ------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def store(request: pytest.FixtureRequest, tmp_path: Any) -> Iterator[Any]:
+    if request.param == "memory":
+        yield MemoryStore()
+        return
+    made = SQLiteStore(tmp_path / "runs.db")
+    yield made
+    made.disconnect()
+
+
+def _stored(desk: Desk, store: Any, **given: Any) -> Any:
+    given = {"key": "desk-1", "store": store, **given}
+    if desk.is_async:
+        return asyncio.run(run_agent(desk.machine, **given))
+    return run_agent_sync(desk.machine, **given)
+
+
+def test_a_stored_tree_is_approved_by_another_run(desks: Any, store: Any) -> None:
+    first = desks(BOTH)
+    res = _stored(first, store, event={"type": "PLAN", "tasks": ["pay ann", "pay bob"]})
+    assert res.waiting and first.till.paid == []
+    after = {"pay ann": [{"text": "Ann is paid."}], "pay bob": [{"text": "Bob is paid."}]}
+    second = desks(after)
+    looked = _stored(second, store)
+    assert looked.waiting and pending_approval(looked) == pending_approval(res)
+    res = _stored(second, store, approve=pending_approval(looked)[:1])
+    assert res.waiting and second.till.paid == [("ann", 1)]
+    res = _stored(second, store, approve=True)
+    assert res.final_state == "supervisor.reporting"
+    assert second.till.paid == [("ann", 1), ("bob", 2)]
+    assert res.context["results"] == ["Ann is paid.", "Bob is paid."]
+
+
+def test_a_scanner_keeps_the_deadlines_of_stored_workers(desks: Any, store: Any) -> None:
+    desk = desks(BOTH, human_timeout_s=60)
+    res = _stored(desk, store, event={"type": "PLAN", "tasks": ["pay ann", "pay bob"]})
+    assert res.waiting
+    scanner = DueTimerScanner(store, lambda key: desk.machine)
+    scan = scanner.run_once(now=store.load("desk-1").updated_at + 3_600_000)
+    assert scan.errors == {} and scan.delivered
+    saved = store.load("desk-1").snapshot
+    assert saved["value"] == "reporting" and desk.till.paid == []
+    assert [each["kind"] for each in saved["context"]["failures"]] == ["human_timeout"] * 2
+
+
+async def test_a_tree_on_a_ledger_in_a_file_is_approved_call_by_call(
+    desks: Any, tmp_path: Any
+) -> None:
+    ledger = SQLiteLedger(tmp_path / "ledger.db")
+    till = Till()
+    desk = desks(BOTH, ledger=ledger, till=till)
+    live = await desk.start()
+    await desk.plan("pay ann", "pay bob")
+    saved, shown = json.loads(live.get_snapshot()), desk.pending
+    for each in shown:
+        assert (await desk.send(approval_event([each]))).status == "taken"
+    assert sorted(till.paid) == [("ann", 1), ("bob", 2)] and desk.state == "reporting"
+    fork = desks(BOTH, ledger=ledger, till=till)
+    await fork.start(saved)
+    await fork.send(approval_event(shown[:1]))
+    assert sorted(till.paid) == [("ann", 1), ("bob", 2)]
+    fork.stop()
+    ledger.disconnect()
+
+
+def test_eight_people_approve_one_worker_at_once_and_it_pays_once(tmp_path: Any) -> None:
+    ledger, till = SQLiteLedger(tmp_path / "ledger.db"), Till()
+    desk = Desk("sync", BOTH, ledger=ledger, till=till)
+    res = run_agent_sync(
+        desk.machine, event={"type": "PLAN", "tasks": ["pay ann"]}, key="desk-1", ledger=ledger
+    )
+    shown = pending_approval(res)
+
+    def approve(_: int) -> Any:
+        other = Desk("sync", {"pay ann": [{"text": "Paid."}] * 2}, ledger=ledger, till=till)
+        return run_agent_sync(
+            other.machine,
+            snapshot=res.snapshot,
+            trusted=True,
+            approve=shown,
+            key="desk-1",
+            ledger=ledger,
+        )
+
+    with ThreadPoolExecutor(8) as pool:
+        results = list(pool.map(approve, range(8)))
+    assert till.paid == [("ann", 1)]
+    assert {each.final_state for each in results} == {"supervisor.reporting"}
+    ledger.disconnect()

@@ -208,7 +208,9 @@ def _needs_loop() -> None:
 
 def _needs_sync(machine: Machine) -> None:
     for name, service in getattr(machine.logic, "services", {}).items():
-        if is_async_service(service):
+        if isinstance(service, Machine):
+            _needs_sync(service)
+        elif is_async_service(service):
             raise NotSupportedError(
                 f"run_agent_sync: service {name!r} is async; use 'await run_agent(...)', or a "
                 "sync model (a plain function, FakeModel(..., is_async=False))"

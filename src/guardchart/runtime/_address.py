@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
-from guardchart.kernel import Event
+from guardchart.kernel import Event, accepted_events
 
 __all__ = ["DECISIONS", "addressee", "tree"]
 
@@ -17,6 +17,7 @@ DECISIONS: Final = frozenset({"HUMAN_APPROVED", "HUMAN_REJECTED", "HUMAN_DECIDED
 """The types of event by which a person decides."""
 
 _NOBODY: Final = "no agent of this name is running"
+_NOTHING: Final = "it names no call that waits for a decision"
 _SEVERAL: Final = "several agents wait for a decision; name one of them by agent_id"
 
 
@@ -42,9 +43,16 @@ def addressee(interpreter: Any, event: Event) -> tuple[Any, str]:
     fits = [(_fit(each, event), each) for each in tree(interpreter)]
     best = max(fit for fit, _ in fits)
     found = [each for fit, each in fits if fit == best]
+    if best == 0 and interpreter._hook is None and event.type not in _accepted(interpreter):
+        return None, _NOTHING
     if best == 0 or interpreter in found:
         return interpreter, ""
     return (found[0], "") if len(found) == 1 else (None, _SEVERAL)
+
+
+def _accepted(interpreter: Any) -> tuple[str, ...]:
+    """What the chart may have a use for itself, though no agent asks."""
+    return accepted_events(interpreter.snapshot)
 
 
 def _fit(interpreter: Any, event: Event) -> int:
