@@ -43,7 +43,8 @@ from guardchart.agents import (
     validate_agent_chart,
     validate_structured,
 )
-from guardchart.errors import AgentConfigError
+from guardchart.errors import AgentConfigError, SnapshotTooLargeError
+from guardchart.persistence import DueTimerScanner, MemoryStore, SQLiteStore
 from tests.agents.trees import Desk, supervisor_chart, supervisor_logic
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -470,6 +471,34 @@ def test_a_deadline_that_passed_while_nothing_ran_fires_on_entry() -> None:
     clock.increment(61_000)
     late = run_agent_sync(machine, snapshot=parked.snapshot, clock=clock)
     assert late.error == {"kind": "human_timeout", "message": "no human decision in time"}
+
+
+def test_a_deadline_that_passed_while_nothing_ran_is_fired_by_the_scanner() -> None:
+    call = {"tool": "lend", "args": {"book": "Emma", "days": 3}}
+    logic = agent_logic(sync_model(call), lending(), human_timeout_s=60)
+    machine, store = create_machine(load_chart(), logic), MemoryStore()
+    assert run_agent_sync(machine, prompt="lend Emma", store=store, key="t").waiting
+    in_an_hour = store.load("t").updated_at + 3_600_000  # type: ignore[union-attr]
+    assert DueTimerScanner(store, lambda key: machine).run_once(now=in_an_hour).delivered
+    saved = store.load("t").snapshot  # type: ignore[union-attr]
+    assert saved["context"]["error"]["kind"] == "human_timeout"
+
+
+# --- stores ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["memory", "sqlite"])
+def test_a_prompt_larger_than_the_store_takes_creates_no_ticket(kind: str, tmp_path: Path) -> None:
+    store: Any = MemoryStore(max_snapshot_bytes=10_000)
+    if kind == "sqlite":
+        store = SQLiteStore(tmp_path / "runs.db", max_snapshot_bytes=10_000)
+    model = sync_model({"text": "Long."}, {"text": "Short."})
+    with pytest.raises(SnapshotTooLargeError):
+        run_agent_sync(model, prompt="long " * 3_000, store=store, key="ticket")
+    assert store.load("ticket") is None and model.calls == []
+    assert run_agent_sync(model, prompt="short", store=store, key="ticket").ok
+    if kind == "sqlite":
+        store.disconnect()
 
 
 # --- structured output -------------------------------------------------------------------------
