@@ -4,15 +4,17 @@
 #   make demo                            the story of one hardened node, offline
 #   make demo LEDGER=off                 the same without the ledger
 #   make demo MODEL=openai:<name>        with a real model (or anthropic:<name>)
+#   make bot                             a support bot over HTTP, see its README
 #   make test ARGS="-k approval -x"      any pytest arguments
 
-.PHONY: demo test suites lint slow bench conformance negative-control wheel format clean
+.PHONY: bot demo test suites lint slow bench conformance negative-control wheel format clean
 .DELETE_ON_ERROR:
 
 VENV ?= .venv
 ARGS ?=
 LEDGER ?=
 MODEL ?=
+REVIEWERS ?= ann=let-me-in
 WORKERS ?= 2
 
 PY := $(VENV)/bin/python
@@ -30,6 +32,9 @@ demo: $(VENV)/.stamp-demo
 	@if [ -n "$(MODEL)" ]; then $(PIP) -e ".[$(firstword $(subst :, ,$(MODEL)))]"; fi
 	@GUARDCHART_DEMO_LEDGER="$(LEDGER)" GUARDCHART_DEMO_MODEL="$(MODEL)" \
 		$(PY) -m examples.harden_one_node $(ARGS)
+
+bot: $(VENV)/.stamp-dev
+	@BOT_REVIEWERS="$(REVIEWERS)" $(PY) -m examples.support_bot --model "$(MODEL)" $(ARGS)
 
 test: $(VENV)/.stamp-dev suites
 	$(PYTEST) $(PARALLEL) $(ARGS)

@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "promises.md"
 
-_TEST = re.compile(r"`(tests/[\w/]+\.py::[\w:]+)`")
+_TEST = re.compile(r"`((?:tests|examples)/[\w/]+\.py::[\w:]+)`")
 
 
 def _cells(line: str) -> list[str]:
