@@ -147,6 +147,20 @@ async def test_spans_of_a_model_and_of_a_tool_lie_below_their_calls(
     assert by_name["inside the tool"].parent.span_id == ran.context.span_id
 
 
+async def test_a_tracer_that_is_no_plugin_makes_spans_of_calls_below_what_is_current(
+    loops: Loops, spans: Spans
+) -> None:
+    trace = spans.plugin()
+    with spans.tracer.start_as_current_span("request") as request:
+        loop = await loops.start([balance(), say()], tracer=trace)
+        await loop.ask()
+    here = request.get_span_context()
+    calls = [*spans.of("chat"), *spans.of("execute_tool")]
+    assert len(calls) == 3 and spans.of("invoke_agent") == []
+    assert {each.parent.span_id for each in calls} == {here.span_id}
+    assert {each["trace_id"] for each in trace.records} == {f"{here.trace_id:032x}"}
+
+
 async def test_parallel_calls_are_siblings(loops: Loops, spans: Spans) -> None:
     script = [turn(balance("a1"), balance("a2"), balance("a3")), say()]
     loop = await loops.start(script, plugins=[spans.plugin()])

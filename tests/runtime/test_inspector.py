@@ -169,6 +169,23 @@ def test_a_machine_in_error_is_recorded_with_the_class_name_alone() -> None:
     assert "hunter2" not in json.dumps(messages)
 
 
+def test_a_child_named_after_a_secret_is_recorded_without_it() -> None:
+    messages: list[dict[str, Any]] = []
+    secret = "sk-live-4242424242424242"
+
+    def hire(scope: Any, context: Any, event: Any, action: Any) -> None:
+        scope.spawn(create_machine(CHILD), id=event.payload["id"])
+
+    chart = {"id": "m", "initial": "a", "states": {"a": {"on": {"HIRE": {"actions": "hire"}}}}}
+    machine = create_machine(chart, MachineLogic(actions={"hire": hire}))
+    live = SyncInterpreter(machine, plugins=[InspectorPlugin(messages.append)]).start()
+    live.send("HIRE", id=secret)
+    assert len(live.actors) == 1
+    live.stop()
+    assert "m:***" in {m["sessionId"] for m in messages}
+    assert secret not in json.dumps(messages)
+
+
 def test_two_machines_of_one_chart_are_two_sessions() -> None:
     messages: list[dict[str, Any]] = []
     plugin = InspectorPlugin(messages.append)

@@ -23,7 +23,8 @@ class _CallSpan:
         self.span = span
         self.token = token
         context = span.get_span_context()
-        self.id: str | None = f"{context.span_id:016x}" if context.is_valid else None
+        self.id = f"{context.span_id:016x}" if context.is_valid else None
+        self.trace_id = f"{context.trace_id:032x}" if context.is_valid else None
 
 
 class OtelSpans:
@@ -80,17 +81,19 @@ class OtelSpans:
 
     def note(self, agent: Any, name: str, fields: Mapping[str, Any]) -> None:
         """An event on an agent's span."""
-        if agent.span is not None:
-            agent.span.add_event(name, {_name(key): _plain(v) for key, v in fields.items()})
+        agent.span.add_event(name, {_name(key): _plain(v) for key, v in fields.items()})
 
     def start_call(self, agent: Any, kind: str, fields: Mapping[str, Any]) -> _CallSpan:
-        """Open the span of a model or tool call and make it the current one."""
+        """Open the span of a model or tool call and make it the current one.
+
+        It lies below its agent's; below what is current where the agent itself is not traced.
+        """
         operation = "chat" if kind == "model_call" else "execute_tool"
         subject = fields.get("gen_ai.request.model") or fields.get("gen_ai.tool.name")
         kinds = self._api.SpanKind
         span = self._tracer.start_span(
             f"{operation} {subject}" if subject else operation,
-            context=self._api.set_span_in_context(agent.span),
+            context=None if agent.span is None else self._api.set_span_in_context(agent.span),
             kind=kinds.CLIENT if kind == "model_call" else kinds.INTERNAL,
             attributes={
                 "gen_ai.operation.name": operation,

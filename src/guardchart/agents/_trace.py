@@ -227,7 +227,7 @@ class AgentTracePlugin:
         above = None if parent is None else self._agent(parent)
         host = interpreter.host
         run = _trace_id(host.run) if above is None else above.run
-        agent = _Agent(
+        return _Agent(
             id=records.named(interpreter.id) or "",
             parent_id=None if above is None else above.id,
             run=run,
@@ -237,15 +237,15 @@ class AgentTracePlugin:
             conversation=records.named(host.scope) if host.scope != host.run else None,
             started=self._tick(),
         )
-        if self._spans is not None:
-            self._spans.start_agent(agent, above)
-        return agent
 
     # Hooks
 
     def on_interpreter_start(self, interpreter: Any) -> None:
         """``agent_start``."""
         agent = self._agent(interpreter)
+        if self._spans is not None:
+            parent = interpreter.parent
+            self._spans.start_agent(agent, None if parent is None else self._agent(parent))
         self._write(interpreter, agent, "agent_start", agent.span_id, {})
 
     def on_event_received(self, interpreter: Any, event: Event) -> None:
@@ -264,7 +264,7 @@ class AgentTracePlugin:
             **records.run_facts(interpreter.context),
         }
         self._write(interpreter, agent, "transition", agent.span_id, fields)
-        if self._spans is not None:
+        if agent.span is not None:
             self._spans.note(agent, "transition", {**fields, "to": sorted(to_ids)})
 
     def on_context(self, interpreter: Any, updates: Mapping[str, Any]) -> None:
@@ -287,7 +287,7 @@ class AgentTracePlugin:
         if interpreter.status == "error":
             fields["error.type"] = _class_name(interpreter.error)
         self._write(interpreter, agent, "agent_end", agent.span_id, fields)
-        if self._spans is not None:
+        if agent.span is not None:
             self._spans.end_agent(agent, fields)
         with self._lock:
             self._agents.pop(interpreter, None)
@@ -379,6 +379,8 @@ class _Call:
             fields["late"] = True
         if self.span is not None:
             self.trace._spans.end_call(self.span, fields)
+        if self.span is not None and self.span.trace_id is not None:
+            fields["trace_id"] = self.span.trace_id
         interpreter = self.scope.interpreter
         self.trace._write(interpreter, self.agent, kind, self.span_id, {**self.asked, **fields})
 

@@ -174,24 +174,28 @@ class InspectorPlugin:
             if known is not None:
                 return known
             parent = interpreter.parent
+            # Whoever spawns a machine may name it after what an event said.
+            own = scrub_text(interpreter.id[:_MAX_TYPE_CHARS])
             if parent is None:
-                number = self._taken.pop(interpreter.id, 0) + 1
-                self._taken[interpreter.id] = number
+                number = self._taken.pop(own, 0) + 1
+                self._taken[own] = number
                 if len(self._taken) > _MAX_NAMES:
                     del self._taken[next(iter(self._taken))]
-                name = interpreter.id if number == 1 else f"{interpreter.id}#{number}"
+                name = own if number == 1 else f"{own}#{number}"
             else:
-                above = self._sessions.get(parent, parent.id)
-                name = above + interpreter.id.removeprefix(parent.id)
+                last = scrub_text(interpreter.id.removeprefix(parent.id)[:_MAX_TYPE_CHARS])
+                name = self._sessions.get(parent, "") + last
             self._sessions[interpreter] = name
-            return str(name)
+            return name
 
     def _snapshot(self, interpreter: Any) -> dict[str, Any]:
         snapshot = interpreter.snapshot
         active = interpreter.machine.nodes
         nodes = [node for node in active.values() if node in snapshot.config.active]
         prefix = f"{interpreter.id}:"
-        children = sorted(each.removeprefix(prefix) for each in interpreter.actors)
+        children = sorted(
+            scrub_text(each.removeprefix(prefix)[:_MAX_TYPE_CHARS]) for each in interpreter.actors
+        )
         shown = {
             "status": _STATUS.get(interpreter.status, interpreter.status),
             "value": snapshot.value,
