@@ -400,6 +400,28 @@ async def test_agents_spawn_agents(engine: str) -> None:
     live.stop()
 
 
+async def test_more_agents_than_may_live_are_failures_and_not_the_end(engine: str) -> None:
+    desk = Desk(engine, {f"t{n}": [pays("ann", n)] for n in range(8)})
+    live = await desk.start(max_queue=5)
+    hand = {"type": "HANDOFF", "from": "planner", "to": "worker"}
+    for n in range(8):
+        await desk.send({**hand, "task": f"t{n}"})
+    assert live.status == "running" and len(live.actors) == 5
+    assert [each["kind"] for each in desk.context["failures"]] == ["machine"] * 3
+    assert {each["message"] for each in desk.context["failures"]} == {"StepError"}
+    desk.stop()
+
+
+async def test_spawning_and_reporting_are_pure(engine: str) -> None:
+    desk = Desk(engine, {"look": [{"tool": "search", "args": {"query": "x"}}, {"text": "Yes."}]})
+    chart = supervisor_chart("pay", "search")
+    desk.machine = create_machine(chart, desk.machine.logic, check_purity=True)
+    await desk.start()
+    await desk.plan("look")
+    assert desk.context["results"] == ["Yes."] and desk.state == "reporting"
+    desk.stop()
+
+
 # --- budgets -----------------------------------------------------------------------------------
 
 

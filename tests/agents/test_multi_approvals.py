@@ -12,11 +12,15 @@ import pytest
 
 from guardchart import MachineLogic, SimulatedClock, create_machine
 from guardchart.agents import (
+    FakeModel,
+    agent_logic,
     approval_event,
     decisions_event,
+    load_chart,
     pending_approval,
     run_agent,
     run_agent_sync,
+    spawn_agent,
 )
 from guardchart.errors import AgentConfigError, NotSupportedError, SnapshotError
 from guardchart.persistence import (
@@ -312,6 +316,57 @@ async def test_a_chart_with_approvals_of_its_own_still_gets_them(engine: str) ->
     assert heard == [{"call_ids": ["of the chart"]}] and desk.till.paid == []
     await desk.send(approval_event(desk.pending[:1]))
     assert desk.till.paid == [("ann", 1)] and len(heard) == 1
+    desk.stop()
+
+
+def _loop_with_clerks(engine: str, till: Till) -> Any:
+    """A tool loop of its own that spawns clerks on ASK."""
+    is_async = engine == "async"
+    chart = load_chart()
+    chart["on"] = {"ASK": {"actions": "spawnClerk"}, "AGENT_DONE": {"actions": "hear"}}
+    chart["meta"] = {"tools": ["pay", "search"]}
+    chart["context"]["heard"] = []
+    own = FakeModel([pays("own", 1, id="c1"), {"text": "Own."}], is_async=is_async)
+    below = FakeModel([pays("below", 2, id="c1"), {"text": "Below."}], is_async=is_async)
+    hear = MachineLogic(
+        actions={"hear": lambda c, e: {"heard": [*c["heard"], e.payload["result"]]}}
+    )
+    clerk = spawn_agent(None, below, till.registry(), budget={"max_turns": 3}, name="clerk")
+    return create_machine(chart, agent_logic(own, till.registry()).merge(clerk, hear))
+
+
+async def test_a_loop_that_asks_and_has_an_agent_that_asks(engine: str) -> None:
+    till = Till()
+    desk = Desk(engine, {}, till=till)
+    desk.machine = _loop_with_clerks(engine, till)
+    live = await desk.start()
+    await desk.send("START", prompt="go")
+    await desk.send("ASK", task="go, too")
+    own, below = desk.pending
+    assert "agent_id" not in own and below["agent_id"] == "toolLoop:clerk-1"
+    assert own["id"] == "c1" and below["id"] == "c1-2" and below["tool_call_id"] == "c1"
+    receipt = await desk.send("HUMAN_APPROVED", agent_id=below["agent_id"], call_ids=[own["id"]])
+    assert receipt.denied and till.paid == []
+    receipt = await desk.send("HUMAN_APPROVED", agent_id="toolLoop", call_ids=[below["id"]])
+    assert receipt.denied and till.paid == []
+    await desk.send(approval_event([below]))
+    assert till.paid == [("below", 2)] and live.context["heard"] == ["Below."]
+    await desk.send("HUMAN_REJECTED")  # without a name it is for the machine it is sent to
+    assert till.paid == [("below", 2)] and live.context["result"] == "Own."
+    desk.stop()
+
+
+async def test_a_rejection_without_a_name_is_for_the_machine_it_is_sent_to(engine: str) -> None:
+    till = Till()
+    desk = Desk(engine, {}, till=till)
+    desk.machine = _loop_with_clerks(engine, till)
+    await desk.start()
+    await desk.send("START", prompt="go")
+    await desk.send("ASK", task="go, too")
+    _, below = desk.pending
+    await desk.send("HUMAN_REJECTED", reason="no")
+    assert desk.pending == [] or desk.pending == [below]
+    assert till.paid == []
     desk.stop()
 
 
