@@ -535,6 +535,17 @@ async def test_what_agents_of_an_agent_spend_counts_in_the_budget_of_the_whole_t
     live.stop()
 
 
+def test_the_model_calls_of_agents_count_in_the_limit_of_the_run(engine: str) -> None:
+    look = {"tool": "search", "args": {"query": "x"}}
+    desk = Desk(engine, {task: [look] * 9 for task in ("a", "b")}, budget={"max_turns": 9})
+    given: Any = {"event": {"type": "PLAN", "tasks": ["a", "b"]}, "max_model_calls": 3}
+    if engine == "async":
+        res = asyncio.run(run_agent(desk.machine, **given))
+    else:
+        res = run_agent_sync(desk.machine, **given)
+    assert res.status == "error" and res.cause == "max-model-calls"
+
+
 # --- hand-offs ---------------------------------------------------------------------------------
 
 GUARD = handoff_guard({"planner": ["worker"], "worker": ["judge", "planner"]})
