@@ -166,6 +166,29 @@ def test_an_id_of_an_earlier_turn_is_spent_though_its_turn_was_cut() -> None:
     assert again.error is not None and again.error["kind"] == "tool_denied"
 
 
+@pytest.mark.parametrize("scope", ["turn", "conversation"])
+def test_a_superseded_question_counts_in_the_budget_of_the_conversation_only(scope: str) -> None:
+    talk = Talk(budget_scope=scope, budgets={"max_turns": 3, "max_tokens": 1_000})
+    del talk.options["max_turns"]
+    usage = {"usage": {"input_tokens": 10, "output_tokens": 5}}
+    for number in range(3):
+        assert talk.turn({**PAY, **usage}, prompt=f"question {number}").waiting
+        if scope == "turn":
+            assert talk.result.usage["turns"] == 1 and talk.result.usage["tokens_in"] == 10
+        else:
+            assert talk.result.usage["turns"] == number + 1
+    last = talk.turn({"text": "fine", **usage}, prompt="last")
+    if scope == "turn":
+        assert last.ok and last.usage == {
+            "turns": 1,
+            "tokens_in": 10,
+            "tokens_out": 5,
+            "cost_usd": 0.0,
+        }
+    else:
+        assert last.error == {"kind": "budget", "message": "turn limit reached"}
+
+
 @pytest.mark.parametrize("failure", ["budget", "denied", "retries", "output"])
 def test_a_turn_that_ended_badly_does_not_end_the_conversation(failure: str) -> None:
     bad: dict[str, Any] = {

@@ -679,6 +679,22 @@ async def test_a_thread_holds_many_turns_and_the_model_is_never_sent_an_open_cal
         assert sorted(results) == sorted(asked)
 
 
+@BOTH
+@pytest.mark.parametrize("scope", ["turn", "conversation"])
+async def test_turns_of_a_thread_have_their_own_budget_or_share_one(kind: str, scope: Any) -> None:
+    model = FakeModel([{"text": "x"}] * 3, is_async=False)
+    logic = agent_logic(model, budgets={"max_turns": 2}, budget_scope=scope)
+    node = statechart_node(loop_chart(), logic, event_from_state=from_event, event_key="event")
+    app = compiled(node)
+    ends = []
+    for number in range(3):
+        out = await run(kind, app, {"event": start(f"question {number}")}, thread())
+        ends.append((out["xsm"]["value"], out["xsm"]["context"]["turns"]))
+    assert ends == (
+        [("done", 1)] * 3 if scope == "turn" else [("done", 1), ("done", 2), ("error", 2)]
+    )
+
+
 def test_a_call_that_another_node_left_open_in_the_channel_is_answered_for_the_model() -> None:
     model = FakeModel([{"text": "ok"}], is_async=False)
     node = statechart_node(

@@ -32,6 +32,7 @@ from guardchart.gate import NOT_ALLOWED, closing_text, shown_name
 
 __all__ = ["LoopActions", "error_of", "notify_parent", "report_of"]
 
+SPENT: Final = ("turns", "tokens_in", "tokens_out", "cost_usd")
 SUPERSEDED: Final = closing_text("superseded")
 REJECTED: Final = closing_text("rejected")
 EXPIRED: Final = closing_text("expired")
@@ -58,11 +59,13 @@ class LoopActions:
         max_messages: int,
         summarise: Callable[[list[Message]], list[Message]] | None,
         judge: Callable[[Mapping[str, Any], Any], ModelTurn | None],
+        budget_scope: str = "turn",
     ) -> None:
         self._output = output
         self._max_messages = max_messages
         self._summarise = summarise
         self._judge = judge
+        self._budget_scope = budget_scope
 
     def table(self) -> dict[str, Callable[..., Any]]:
         """The actions by the names charts use."""
@@ -177,7 +180,10 @@ class LoopActions:
         return self._closed(context, event, REJECTED)
 
     def supersede_pending(self, context: Mapping[str, Any], event: Any) -> Update:
-        return self._closed(context, event, SUPERSEDED)
+        closed = self._closed(context, event, SUPERSEDED)
+        if self._budget_scope == "turn":  # new input is a new turn, though the old one never ended
+            closed.update({key: 0 for key in SPENT if key in context})
+        return closed
 
     def refuse_pending(self, context: Mapping[str, Any], event: Any) -> Update:
         message = "the pending calls are not the ones that were proposed"

@@ -10,14 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from guardchart.agents._actions import error_of
+from guardchart.agents._actions import SPENT, error_of
 from guardchart.agents._window import window
 from guardchart.kernel import Event, Machine, Snapshot, dump, initial_transition, load
 
 __all__ = ["continued", "is_final", "is_start", "smaller", "tampered"]
 
 _KEPT: Final = ("messages", "spent_call_ids", "task")
-_SPENT: Final = ("turns", "tokens_in", "tokens_out", "cost_usd")
 
 
 def is_start(event: Any) -> bool:
@@ -36,7 +35,7 @@ def continued(machine: Machine, snapshot: Snapshot, *, budget_scope: str) -> Sna
         budget_scope: ``"turn"`` starts the counters anew, ``"conversation"`` keeps them.
     """
     fresh, _ = initial_transition(machine)
-    keys = _KEPT if budget_scope == "turn" else _KEPT + _SPENT
+    keys = _KEPT if budget_scope == "turn" else _KEPT + SPENT
     kept = {key: snapshot.context[key] for key in keys if key in snapshot.context}
     return fresh.replace(
         context={**fresh.context, **kept, "result": None, "error": None},
@@ -67,7 +66,7 @@ def smaller(machine: Machine, snapshot: Snapshot) -> Iterator[Snapshot]:
         yield snapshot.replace(context={**snapshot.context, "messages": kept})
     if is_final(machine, "error"):
         message = "the conversation is larger than a snapshot may be; it was not kept"
-        counted = {key: snapshot.context[key] for key in _SPENT if key in snapshot.context}
+        counted = {key: snapshot.context[key] for key in SPENT if key in snapshot.context}
         data = {"run": snapshot.run, "rev": snapshot.rev, "batch_no": snapshot.batch_no}
         yield _ended(machine, data, {**counted, "error": error_of("too_large", message)})
 

@@ -206,7 +206,11 @@ def agent_logic(
         max_denied=max_denied,
     )
     actions = LoopActions(
-        output=output, max_messages=max_messages, summarise=summarise, judge=guards.judge
+        output=output,
+        max_messages=max_messages,
+        summarise=summarise,
+        judge=guards.judge,
+        budget_scope=budget_scope,
     )
 
     def on_machine(machine: Machine) -> None:
