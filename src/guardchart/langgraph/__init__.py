@@ -18,21 +18,38 @@ from guardchart._extras import (
 )
 
 if TYPE_CHECKING:
+    from guardchart.langgraph._graph import statechart_graph
     from guardchart.langgraph._ledger import ledger_for
     from guardchart.langgraph._node import statechart_node
     from guardchart.langgraph._route import route_by_statechart
+    from guardchart.langgraph._threads import (
+        apending_approval,
+        aresume_pending,
+        pending_approval,
+        resume_pending,
+    )
 
 __all__ = [
     "LANGGRAPH_TESTED",
+    "apending_approval",
+    "aresume_pending",
     "check_langgraph_version",
     "ledger_for",
+    "pending_approval",
+    "resume_pending",
     "route_by_statechart",
+    "statechart_graph",
     "statechart_node",
 ]
 
 _MODULES = {
+    "apending_approval": "_threads",
+    "aresume_pending": "_threads",
     "ledger_for": "_ledger",
+    "pending_approval": "_threads",
+    "resume_pending": "_threads",
     "route_by_statechart": "_route",
+    "statechart_graph": "_graph",
     "statechart_node": "_node",
 }
 

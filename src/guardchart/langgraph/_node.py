@@ -265,14 +265,16 @@ def _check_callables(**functions: Any) -> None:
             )
 
 
-def _check_retry(retry: RetryPolicy, serve_delay_s: float) -> None:
+def _check_retry(
+    retry: RetryPolicy, serve_delay_s: float, *, caller: str = "statechart_node"
+) -> None:
     """A delay the node does not wait for would leave a thread in ``timed_out``, unwoken."""
     delays = [retry.delay_ms(attempt) for attempt in range(1, min(retry.max_attempts, 999) + 1)]
     longest_s = max(delays, default=0) / 1000.0 * (1.0 + retry.jitter)
     longest_s = min(longest_s, retry.max_delay_s)
     if longest_s > serve_delay_s:
         raise AgentConfigError(
-            f"statechart_node: the retry delay can reach {longest_s:g} s, but the node waits at "
+            f"{caller}: the retry delay can reach {longest_s:g} s, but the node waits at "
             f"most serve_delay_s={serve_delay_s:g}; a thread would rest in timed_out with nobody "
             "to wake it. Shorten the RetryPolicy or raise serve_delay_s"
         )

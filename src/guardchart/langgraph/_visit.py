@@ -182,6 +182,16 @@ class Visit:
             self._next_turn(self.snapshot)
         self._converse()
 
+    def look(self) -> None:
+        """Read the snapshot and its conversation, but no event: what a task of a graph needs.
+
+        Raises:
+            AgentConfigError, SnapshotError: As `load`.
+        """
+        if self._entry is not None:
+            self.snapshot = self.loaded = self._load_snapshot()
+        self._converse()
+
     def plugins(self, is_async: bool) -> list[Any]:
         """The plugins of this invocation: the custom stream's, and the bound ones."""
         found: list[Any] = [self.bubble]
@@ -200,7 +210,7 @@ class Visit:
             "plugins": self.plugins(is_async),
             "scope": self.scope,
             "ledger": ledger,
-            "run": self._run(),
+            "run": self.nonce(),
         }
 
     def started(self, interpreter: Any) -> None:
@@ -237,7 +247,7 @@ class Visit:
             raise AgentConfigError("statechart_node: scope= must give a text that is not empty")
         return scope
 
-    def _run(self) -> str:
+    def nonce(self) -> str:
         """A nonce for a machine that starts now; the same again when LangGraph retries."""
         runtime = self.runtime
         if runtime is None:
@@ -249,7 +259,8 @@ class Visit:
             task_id = namespace.rpartition(":")[2] if isinstance(namespace, str) else None
         return str(task_id) if task_id else uuid.uuid4().hex
 
-    def _now_ms(self) -> float:
+    def now_ms(self) -> float:
+        """The time, epoch milliseconds."""
         clock = self.settings.clock
         return time.time() * 1000.0 if clock is None else float(clock.now_ms())
 
@@ -311,7 +322,7 @@ class Visit:
         settings = self.settings
         ended = None
         if settings.agent is not None:
-            ended = settings.agent.tampered(settings.machine, self._run())
+            ended = settings.agent.tampered(settings.machine, self.nonce())
         if ended is None:
             raise SnapshotTamperedError(
                 f"state[{settings.state_key!r}]: the snapshot's seal is missing or does not fit; "
@@ -366,7 +377,7 @@ class Visit:
             below = saved_children(snapshot) if self.own else []
             if len(interrupted(snapshot)) > len(below) or any(map(self._is_due, below)):
                 return True
-        now = self._now_ms()
+        now = self.now_ms()
         return any(timer.due_at <= now for timer in snapshot.timers.values())
 
     def _ask(self) -> None:

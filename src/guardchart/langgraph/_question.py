@@ -1,0 +1,188 @@
+"""What the approval task asks by ``interrupt()``, and the schema that judges the answer.
+
+The schema is made for one question. LangGraph validates an answer before it keeps it, so a
+stale, replayed, foreign or malformed one raises there, nothing is saved, and the question stays
+open for the right one.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Literal
+
+from langgraph.types import interrupt
+from pydantic import ConfigDict, GetJsonSchemaHandler, RootModel, model_validator
+
+from guardchart.errors import DecisionRefused
+from guardchart.langchain._ask import Positional, question, read_answer
+
+__all__ = ["Asked", "ask"]
+
+Show = Literal["full", "ids"]
+
+_VALIDATES: Final = "response_schema" in inspect.signature(interrupt).parameters
+
+
+class Asked:
+    """One question: the calls it is about, and how it may be answered.
+
+    Args:
+        pending: Items of ``pending_approval``, in the order of the calls.
+        machine: The chart's id.
+        alone: Whether it is about one call only, as ``interrupt_mode="per_call"`` asks.
+        show: ``"full"`` shows the arguments, secrets masked; ``"ids"`` leaves them out.
+        positional: Whether an answer may name the calls by their place.
+        registry: For the arguments of an edit.
+        too_soon: Tells whether an answer by place comes too soon to have been read.
+    """
+
+    def __init__(
+        self,
+        pending: Sequence[Mapping[str, Any]],
+        *,
+        machine: str,
+        alone: bool,
+        show: Show,
+        positional: Positional,
+        registry: Any,
+        too_soon: Callable[[], bool],
+    ) -> None:
+        self.pending = pending
+        self.machine = machine
+        self.alone = alone
+        self.show = show
+        self.positional = positional
+        self.registry = registry
+        self.too_soon = too_soon
+
+    def payload(self) -> dict[str, Any]:
+        """What the person is shown."""
+        shown = question(self.pending, machine=self.machine, show=self.show)
+        if not self.alone:
+            return shown
+        call, request = shown["calls"][0], shown["action_requests"][0]
+        return {
+            "type": "tool_approval",
+            "machine": self.machine,
+            **call,
+            "args": request["args"],
+            "description": request["description"],
+        }
+
+    def read(self, answer: Any) -> tuple[list[dict[str, Any]], str | None]:
+        """What an answer decides about each call, and who decided.
+
+        Raises:
+            DecisionRefused: It does not fit the question.
+        """
+        if self.alone:
+            answer = self._of_one(answer)
+        decided, by = read_answer(
+            self.pending, answer, registry=self.registry, positional=self.positional
+        )
+        if self.positional == "accept" and not _names_digests(answer) and self.too_soon():
+            raise DecisionRefused("the answer came before anybody can have read the question")
+        return [decided[item["id"]] for item in self.pending], by
+
+    def _of_one(self, answer: Any) -> Any:
+        """A decision about the one call as a list of decisions."""
+        if not isinstance(answer, Mapping) or "decisions" in answer:
+            return answer
+        if not ({"decision", "type"} & answer.keys()) or str(answer.get("type")).isupper():
+            return answer
+        item = self.pending[0]
+        decision = {key: each for key, each in answer.items() if key != "by"}
+        by = {} if answer.get("by") is None else {"by": answer["by"]}
+        if self.positional == "refuse" or "digest" in decision:
+            decision.setdefault("id", item["id"])
+        return {"decisions": [decision], **by}
+
+    def schema(self) -> type[RootModel[Any]]:
+        """The schema of an answer: a pydantic model that accepts what `read` accepts."""
+        asked = self
+
+        class Decision(RootModel[Any]):
+            """An answer to this question; each decision names its call by id and digest."""
+
+            model_config = ConfigDict(hide_input_in_errors=True)
+
+            @model_validator(mode="after")
+            def _fits(self) -> Decision:
+                try:
+                    asked.read(self.root)
+                except DecisionRefused as refused:
+                    raise ValueError(str(refused)) from None
+                return self
+
+            @classmethod
+            def __get_pydantic_json_schema__(
+                cls, core_schema: Any, handler: GetJsonSchemaHandler
+            ) -> dict[str, Any]:
+                return asked.json_schema()
+
+        return Decision
+
+    def json_schema(self) -> dict[str, Any]:
+        """The form a client draws for the answer."""
+        each = [self._decision_schema(item) for item in self.pending]
+        if self.alone:
+            return {"title": "Decision", **each[0]}
+        return {
+            "title": "Decisions",
+            "type": "object",
+            "required": ["decisions"],
+            "properties": {
+                "decisions": {
+                    "type": "array",
+                    "minItems": len(each),
+                    "maxItems": len(each),
+                    "items": each[0] if len(each) == 1 else {"oneOf": each},
+                },
+                "by": {"type": "string"},
+            },
+        }
+
+    def _decision_schema(self, item: Mapping[str, Any]) -> dict[str, Any]:
+        named = [] if self.positional == "accept" else ["id", "digest"]
+        tool = self.registry.get(item["name"])
+        arguments = {"type": "object"} if tool is None else tool.parameters
+        return {
+            "type": "object",
+            "required": [*named, "decision"],
+            "properties": {
+                "id": {"const": item["id"]},
+                "digest": {"const": item["digest"]},
+                "decision": {"enum": ["approve", "reject", "edit"]},
+                "arguments": arguments,
+                "reason": {"type": "string"},
+            },
+        }
+
+
+def ask(asked: Asked) -> tuple[list[dict[str, Any]], str | None]:
+    """Ask by one ``interrupt()`` and return what is decided.
+
+    Raises:
+        GraphInterrupt: Nobody has answered yet; LangGraph's own.
+        pydantic.ValidationError: The answer does not fit; it was not kept.
+    """
+    if _VALIDATES:
+        return asked.read(interrupt(asked.payload(), response_schema=asked.schema()).root)
+    payload = asked.payload()
+    while True:
+        # A LangGraph that cannot validate keeps every answer: the next one is asked for.
+        answer = interrupt(payload)
+        try:
+            return asked.read(answer)
+        except DecisionRefused as refused:
+            payload = {**asked.payload(), "refused": str(refused)}
+
+
+def _names_digests(answer: Any) -> bool:
+    if isinstance(answer, Mapping) and "digests" in answer:
+        return True
+    given = answer.get("decisions") if isinstance(answer, Mapping) else answer
+    return isinstance(given, list | tuple) and all(
+        isinstance(each, Mapping) and "digest" in each for each in given
+    )
