@@ -47,7 +47,18 @@ def pending_approval(graph: Any, config: Any) -> list[dict[str, Any]]:
 
 
 async def apending_approval(graph: Any, config: Any) -> list[dict[str, Any]]:
-    """`pending_approval` for an async saver, from its own event loop."""
+    """`pending_approval` for an async saver, from its own event loop.
+
+    Example:
+        >>> import asyncio
+        >>> from langgraph.checkpoint.memory import InMemorySaver
+        >>> from guardchart.agents import TOOL_LOOP, FakeModel, agent_logic
+        >>> from guardchart.langgraph import statechart_graph
+        >>> graph = statechart_graph(TOOL_LOOP, agent_logic(FakeModel([]), []),
+        ...                          checkpointer=InMemorySaver())
+        >>> asyncio.run(apending_approval(graph, {"configurable": {"thread_id": "t"}}))
+        []
+    """
     return list(_items(await graph.aget_state(config, subgraphs=True)))
 
 
@@ -97,7 +108,18 @@ async def aresume_pending(
     *,
     by: str | None = None,
 ) -> Any:
-    """`resume_pending` for an async saver, from its own event loop."""
+    """`resume_pending` for an async saver, from its own event loop.
+
+    Example:
+        >>> import asyncio
+        >>> from langgraph.checkpoint.memory import InMemorySaver
+        >>> from guardchart.agents import TOOL_LOOP, FakeModel, agent_logic
+        >>> from guardchart.langgraph import statechart_graph
+        >>> graph = statechart_graph(TOOL_LOOP, agent_logic(FakeModel([]), []),
+        ...                          checkpointer=InMemorySaver())
+        >>> asyncio.run(aresume_pending(graph, {"configurable": {"thread_id": "t"}})) is None
+        True
+    """
     state = await graph.aget_state(config, subgraphs=True)
     found, sent = await asyncio.to_thread(_going_on, state, decisions, by)
     return await graph.ainvoke(sent, config) if found else None
