@@ -7,7 +7,7 @@ from typing import Any
 from guardchart.errors import AgentConfigError
 from guardchart.kernel import Machine, Snapshot
 from guardchart.persistence import Store
-from guardchart.persistence._durable import durable, ledger_of, restored
+from guardchart.persistence._durable import durable, restored
 from guardchart.persistence._journal import Journal, open_journal, open_journal_async
 
 __all__ = ["Durable", "aopen_run", "open_run"]
@@ -33,7 +33,6 @@ class Durable:
         if journal is not None:
             if snapshot is not None:
                 options.pop("input", None)
-            options["ledger"] = ledger_of(journal.store, machine, options["ledger"])
             is_async = engine.engine == "async"
             return durable(journal, machine, snapshot, is_async=is_async, **options)
         if snapshot is None:
@@ -67,7 +66,9 @@ class Durable:
         await self.journal.close()
 
 
-def open_run(store: Any, key: str | None, snapshot: Any, trusted: bool) -> Durable:
+def open_run(
+    store: Any, key: str | None, snapshot: Any, trusted: bool, machine: Machine, ledger: Any
+) -> Durable:
     """Look up what a store has of a run.
 
     Raises:
@@ -75,14 +76,18 @@ def open_run(store: Any, key: str | None, snapshot: Any, trusted: bool) -> Durab
     """
     if store is None:
         return Durable(None, snapshot, trusted)
-    return Durable(open_journal(store, _key(store, key, snapshot)), None, True)
+    name = _key(store, key, snapshot)
+    return Durable(open_journal(store, name, machine, ledger), None, True)
 
 
-async def aopen_run(store: Any, key: str | None, snapshot: Any, trusted: bool) -> Durable:
+async def aopen_run(
+    store: Any, key: str | None, snapshot: Any, trusted: bool, machine: Machine, ledger: Any
+) -> Durable:
     """Do what `open_run` does, without blocking the loop."""
     if store is None:
         return Durable(None, snapshot, trusted)
-    return Durable(await open_journal_async(store, _key(store, key, snapshot)), None, True)
+    name = _key(store, key, snapshot)
+    return Durable(await open_journal_async(store, name, machine, ledger), None, True)
 
 
 def _key(store: Any, key: str | None, snapshot: Any) -> str:

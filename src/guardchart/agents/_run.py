@@ -339,7 +339,7 @@ async def run_agent(
         control,
         services,
     )
-    kept = await aopen_run(store, key, snapshot, trusted)
+    kept = await aopen_run(store, key, snapshot, trusted, plan.machine, ledger)
     resumed = plan.resumed(kept.snapshot(plan.machine), trusted)
     options = {"clock": clock, "plugins": plugins, "scope": key, "ledger": ledger, "input": input}
     interpreter = _made(Interpreter, plan, kept, resumed, control, options)
@@ -497,7 +497,7 @@ def run_agent_sync(
         services,
     )
     _needs_sync(plan.machine)
-    kept = open_run(store, key, snapshot, trusted)
+    kept = open_run(store, key, snapshot, trusted, plan.machine, ledger)
     resumed = plan.resumed(kept.snapshot(plan.machine), trusted)
     options = {"clock": clock, "plugins": plugins, "scope": key, "ledger": ledger, "input": input}
     interpreter = _made(SyncInterpreter, plan, kept, resumed, control, options)

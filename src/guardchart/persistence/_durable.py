@@ -19,7 +19,6 @@ __all__ = [
     "DurableSyncInterpreter",
     "apersisted",
     "durable",
-    "ledger_of",
     "persisted",
     "restored",
 ]
@@ -81,15 +80,6 @@ class DurableInterpreter(_Journaled, Interpreter):
             super()._start_service(invocation)
 
 
-def ledger_of(store: Store, machine: Machine, ledger: Any) -> Any:
-    """Return the ledger a run on a store files its calls in: given, the logic's, the store's."""
-    if ledger is not None:
-        return ledger
-    if getattr(machine.logic, "attachments", {}).get("ledger") is not None:
-        return None
-    return getattr(store, "ledger", None)
-
-
 def restored(machine: Machine, journal: Journal) -> Snapshot | None:
     """Return the stored snapshot, the store's word being the host's; None for a new run."""
     found = journal.found
@@ -108,6 +98,7 @@ def durable(
     written first: of two workers that restore one run, one goes on.
     """
     engine: Any = DurableInterpreter if is_async else DurableSyncInterpreter
+    options["ledger"] = journal.ledger
     if snapshot is None:
         interpreter = engine(machine, **options)
     else:
@@ -158,8 +149,8 @@ def persisted(
     (['light.on'], 'taken')
     (['light.off'], 'taken')
     """
-    journal = open_journal(store, key)
-    options = {"scope": key, **options, "ledger": ledger_of(store, machine, ledger)}
+    journal = open_journal(store, key, machine, ledger)
+    options = {"scope": key, **options}
     snapshot = restored(machine, journal)
     interpreter = durable(journal, machine, snapshot, is_async=False, **options)
     try:
@@ -194,8 +185,8 @@ async def apersisted(
     >>> store.load("hall").snapshot["value"]
     'on'
     """
-    journal = await open_journal_async(store, key)
-    options = {"scope": key, **options, "ledger": ledger_of(store, machine, ledger)}
+    journal = await open_journal_async(store, key, machine, ledger)
+    options = {"scope": key, **options}
     snapshot = restored(machine, journal)
     interpreter = durable(journal, machine, snapshot, is_async=True, **options)
     try:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from guardchart.errors import GuardchartError
-from guardchart.kernel import EngineEvent, Event, InitEvent
+from guardchart.kernel import EngineEvent, Event, InitEvent, Machine
 from guardchart.persistence._store import Store, Stored
 from guardchart.runtime._workers import WORKERS
 
@@ -40,16 +40,18 @@ class Journal:
         store: Where to.
         key: The run.
         found: What was there when it was opened.
+        ledger: What the run's calls are filed in.
 
     Attributes:
         failure: Why nothing is written any more; the machine was stopped then.
         names: Ids under which deadlines are noted when they fire, by their timer's id.
     """
 
-    def __init__(self, store: Store, key: str, found: Stored | None) -> None:
+    def __init__(self, store: Store, key: str, found: Stored | None, ledger: Any = None) -> None:
         self.store = store
         self.key = key
         self.found = found
+        self.ledger = ledger
         self.rev = 0 if found is None else found.rev
         self.failure: Exception | None = None
         self.names: dict[str, str] = {}
@@ -201,16 +203,26 @@ class Journal:
         self._root.stop()
 
 
-def open_journal(store: Store, key: str) -> Journal:
-    """Return the journal of a run, with what its store has of it."""
-    return Journal(store, key, store.load(key))
+def open_journal(store: Store, key: str, machine: Machine, ledger: Any) -> Journal:
+    """Return the journal of a run, with what its store has of it.
+
+    Args:
+        store: The store.
+        key: The run.
+        machine: What runs.
+        ledger: The ledger a host gave. Without one it is the logic's own, else the store's.
+    """
+    found = store.load(key)
+    if ledger is None and getattr(machine.logic, "attachments", {}).get("ledger") is None:
+        ledger = getattr(store, "ledger", None)
+    return Journal(store, key, found, ledger)
 
 
-async def open_journal_async(store: Store, key: str) -> Journal:
+async def open_journal_async(store: Store, key: str, machine: Machine, ledger: Any) -> Journal:
     """Do what `open_journal` does, a store that blocks being asked in a thread."""
     if not store.blocking:
-        return open_journal(store, key)
-    return await asyncio.wrap_future(WORKERS.submit(open_journal, store, key))
+        return open_journal(store, key, machine, ledger)
+    return await asyncio.wrap_future(WORKERS.submit(open_journal, store, key, machine, ledger))
 
 
 # Entries of the log

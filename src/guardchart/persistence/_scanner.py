@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 from guardchart.errors import StoreConflictError
 from guardchart.kernel import Machine
-from guardchart.persistence._durable import durable, ledger_of, restored
+from guardchart.persistence._durable import durable, restored
 from guardchart.persistence._journal import open_journal
 from guardchart.persistence._owner import owner_id
 from guardchart.persistence._store import Due, Store
@@ -174,7 +174,7 @@ class DueTimerScanner:
         machine = self.machine_for_key(key)
         if machine is None:
             return []
-        journal = open_journal(self.store, key)
+        journal = open_journal(self.store, key, machine, self._ledger)
         snapshot = restored(machine, journal)
         found = journal.found
         if snapshot is None or found is None:
@@ -192,7 +192,6 @@ class DueTimerScanner:
             clock=clock,
             plugins=self._plugins,
             scope=key,
-            ledger=ledger_of(self.store, machine, self._ledger),
             allow_async=True,
             manual_timers=True,
         )
