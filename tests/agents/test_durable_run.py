@@ -19,6 +19,7 @@ from guardchart.agents import (
     pending_approval,
     run_agent,
     run_agent_sync,
+    spawn_agent,
     tool,
     tool_registry,
 )
@@ -394,3 +395,52 @@ def test_a_child_machine_goes_on_where_it_was(store: Any) -> None:
     later = store.load("k").updated_at + 3_600_001
     [(_, name)] = scanner.run_once(now=later).delivered
     assert name.startswith("helper/") and store.load("k").snapshot["status"] == "done"
+
+
+# --- agents that spawn agents ---------------------------------------------------------------------
+
+
+def test_a_spawned_agents_approval_is_given_by_key_in_another_process(store: Any) -> None:
+    sent: list[str] = []
+
+    def send_letter(to: str) -> str:
+        """Send a letter."""
+        sent.append(to)
+        return "on its way"
+
+    def supervisor(script: list[Any]) -> Any:
+        chart = {
+            "id": "boss",
+            "initial": "working",
+            "context": {"task": "write to the mayor", "results": []},
+            "states": {
+                "working": {
+                    "entry": "spawnWorker",
+                    "meta": {"tools": ["send_letter"]},
+                    "on": {"AGENT_DONE": {"target": "over", "actions": "collect"}},
+                },
+                "over": {"type": "final"},
+            },
+        }
+        worker = spawn_agent(
+            None,
+            FakeModel(script),
+            tool_registry(tool(send_letter, side_effect=True)),
+            budget={"max_turns": 4},
+            name="worker",
+        )
+        collect = MachineLogic(actions={"collect": lambda c, e: {"results": [e.payload["result"]]}})
+        return create_machine(chart, worker.merge(collect))
+
+    def run(machine: Any, **given: Any) -> Any:
+        return asyncio.run(run_agent(machine, store=store, key="desk", **given))
+
+    parked = run(supervisor([{"tool": "send_letter", "args": {"to": "the mayor"}}]))
+    shown = pending_approval(parked)
+    assert parked.waiting and [each["arguments"] for each in shown] == [{"to": "the mayor"}]
+    assert sent == [] and len(store.ledger.pending("desk")) == 1
+
+    res = run(supervisor([{"text": "The mayor knows."}]), approve=shown)
+    assert res.status == "done" and sent == ["the mayor"]
+    assert res.context["results"] == ["The mayor knows."]
+    assert {each.get("agent") for each in store.events("desk")} == {None, shown[0]["agent_id"]}

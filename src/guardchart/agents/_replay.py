@@ -7,8 +7,8 @@ from typing import Any, Final, NamedTuple
 
 from guardchart.agents._recorded import recall_verdict
 from guardchart.agents._step import AgentStep, fingerprint, step_once
-from guardchart.errors import GuardchartError, ReplayDivergedError
-from guardchart.kernel import Machine, Snapshot
+from guardchart.errors import GuardchartError, ReplayDivergedError, SnapshotError
+from guardchart.kernel import Machine, Snapshot, load
 
 __all__ = ["Fork", "fork", "replay"]
 
@@ -57,7 +57,8 @@ def replay(machine: Machine, log: Iterable[Mapping[str, Any]], *, verify: bool =
 
     Args:
         machine: The machine; it may be a newer version of the one that wrote the log.
-        log: ``step.entry`` of every step, from `initial_agent_step` on.
+        log: ``step.entry`` of every step, from `initial_agent_step` on; or from a snapshot on,
+            as a store's ``compact`` leaves it, which is taken as yours.
         verify: Whether to compare each entry with what is reached. Without it an entry that
             this chart does not take changes nothing.
 
@@ -80,12 +81,15 @@ def replay(machine: Machine, log: Iterable[Mapping[str, Any]], *, verify: bool =
         >>> replay(door, [first.entry, second.entry]) == second.snapshot
         True
     """
-    step: AgentStep | None = None
+    step: AgentStep | Snapshot | None = None
     for index, entry in enumerate(log):
-        step = _replayed(machine, step, entry, index, verify)
+        if index == 0 and isinstance(entry, Mapping) and entry.get("kind") == "snapshot":
+            step = _compacted(machine, entry)
+        else:
+            step = _replayed(machine, step, entry, index, verify)
     if step is None:
         raise ReplayDivergedError("the log is empty; its first entry is initial_agent_step's", 0)
-    return step.snapshot
+    return step.snapshot if isinstance(step, AgentStep) else step
 
 
 def fork(machine: Machine, log: Sequence[Mapping[str, Any]], at: int) -> Fork:
@@ -121,8 +125,18 @@ def fork(machine: Machine, log: Sequence[Mapping[str, Any]], at: int) -> Fork:
     return Fork(replay(machine, kept), kept)
 
 
+def _compacted(machine: Machine, entry: Mapping[str, Any]) -> Snapshot:
+    found = entry.get("snapshot")
+    if not isinstance(found, Mapping):
+        raise ReplayDivergedError("entry 0 is not well formed", 0)
+    try:
+        return load(machine, dict(found), trusted=True)
+    except SnapshotError as error:
+        raise ReplayDivergedError(f"entry 0 cannot be applied: {error}", 0) from error
+
+
 def _replayed(
-    machine: Machine, step: AgentStep | None, entry: Any, index: int, verify: bool
+    machine: Machine, step: AgentStep | Snapshot | None, entry: Any, index: int, verify: bool
 ) -> AgentStep:
     record = _record(entry, index)
     if (record["kind"] == "init") is not (step is None):

@@ -130,12 +130,13 @@ class SQLiteDatabase:
         if self._written(connection) is None:
             connection.execute("BEGIN IMMEDIATE")
             try:
-                for statement in (_SCHEMA, *self._tables):
-                    connection.execute(statement)
-                connection.execute(
-                    "INSERT OR IGNORE INTO guardchart_schema VALUES (?, ?)",
-                    (self._part, self._version),
-                )
+                if self._written(connection) is None:  # or another opener was quicker
+                    for statement in (_SCHEMA, *self._tables):
+                        connection.execute(statement)
+                    connection.execute(
+                        "INSERT INTO guardchart_schema VALUES (?, ?)",
+                        (self._part, self._version),
+                    )
                 connection.execute("COMMIT")
             except BaseException:
                 connection.execute("ROLLBACK")
