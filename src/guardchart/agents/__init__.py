@@ -83,6 +83,7 @@ from guardchart.agents._requests import (
 )
 from guardchart.agents._resolve import resolve_decision, resolve_decision_sync
 from guardchart.agents._run import AgentResult, run_agent, run_agent_sync
+from guardchart.agents._setup import AgentSetup, TypedResult, setup_agent
 from guardchart.agents._sources import agent_sources
 from guardchart.agents._stepper import AgentAction
 from guardchart.agents._steps import (
@@ -141,6 +142,7 @@ __all__ = [
     "AgentRequestExecutors",
     "AgentResult",
     "AgentSettings",
+    "AgentSetup",
     "AgentStep",
     "AgentTextRequest",
     "AgentToolRequest",
@@ -193,6 +195,7 @@ __all__ = [
     "ToolResultOutput",
     "ToolResultPart",
     "ToolTimeoutError",
+    "TypedResult",
     "Usage",
     "UserMessage",
     "WAITING_STATES",
@@ -233,6 +236,7 @@ __all__ = [
     "run_agent",
     "run_agent_sync",
     "scrub",
+    "setup_agent",
     "spawn_agent",
     "state_tools",
     "structured_output",

@@ -84,7 +84,7 @@ class AgentResult(Generic[OutputT]):
     final_state: str
     status: Literal["done", "idle", "error"]
     context: Mapping[str, Any]
-    output: OutputT | Any
+    output: OutputT | None
     error: Mapping[str, Any] | None
     waiting: bool
     snapshot: Mapping[str, Any] = field(repr=False)
