@@ -18,7 +18,15 @@ from guardchart.gate._rules import PLAIN, Rule, as_allowed
 from guardchart.gate._tools import Registry, Tool, ToolCall
 from guardchart.persistence import APPROVAL_TTL_S, Proposal, Row, Slot, batch_slots
 
-__all__ = ["Verdict", "assess", "lookup_verdicts", "propose_verdicts", "slots", "turn_facts"]
+__all__ = [
+    "Verdict",
+    "assess",
+    "lookup_verdicts",
+    "passed",
+    "propose_verdicts",
+    "slots",
+    "turn_facts",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +58,8 @@ class Verdict:
     rule: Rule = PLAIN
 
 
-def _passed(checked: Checked) -> Verdict:
+def passed(checked: Checked) -> Verdict:
+    """Return the verdict on a call that passed checks 1 to 5."""
     return Verdict(
         checked.call,
         True,
@@ -138,7 +147,7 @@ def assess(
     verdicts = []
     for call in calls:
         try:
-            verdicts.append(_passed(_check.check(call, facts)))
+            verdicts.append(passed(_check.check(call, facts)))
         except ToolDeniedError as exc:
             name = call.name if type(call.name) is str and call.name in facts.allowed else ""
             found = registry.get(name)

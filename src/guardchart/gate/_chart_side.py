@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Mapping
+from typing import Any
 
-from guardchart.errors import AgentConfigError, NotSupportedError
+from guardchart.errors import AgentConfigError
 from guardchart.gate._approvals import HUMAN_EVENTS
 from guardchart.gate._authorise import Now, read_now
+from guardchart.gate._charts import chart_of
 from guardchart.gate._registry import ToolRegistry
-from guardchart.gate._rules import Allowed, allowed_in_all, validate_tools
+from guardchart.gate._rules import Allowed, validate_tools
 from guardchart.gate._tools import ToolCall, shown_name
-from guardchart.kernel import Event, StartService, fired, initial_step, step
+from guardchart.kernel import Event
 
 __all__ = ["ChartSide", "as_event"]
-
-_VERBS: Final = ("done", "failed", "rejected", "denied")
-_MAX_OVERDUE: Final = 1000
 
 
 class ChartSide:
@@ -28,27 +25,38 @@ class ChartSide:
     def __init__(
         self,
         machine: Any,
-        registry: ToolRegistry,
+        registry: ToolRegistry | None,
         snapshot: Any,
         *,
         input: Any,
         now: Callable[[], float] | None,
+        chart: Any = None,
     ) -> None:
-        validate_tools(machine, registry)
-        self.machine = machine
-        self.registry = registry
         self._now: Now = now
-        self._lock = threading.RLock()
-        self._entered: Counter[str] = Counter()
-        self._moving = _moving_tools(machine, registry)
-        if snapshot is None:
-            snapshot, effects, receipt = initial_step(machine, input, now=self._ms())
-            _no_services(effects)
-            if receipt.error is not None:
-                raise receipt.error
-        if snapshot.run is None:
-            snapshot = snapshot.replace(run=uuid.uuid4().hex)
-        self._snapshot = snapshot
+        # A door that brings its tools later names them when it knows them.
+        self.registry = ToolRegistry((), max_output_chars=4000) if registry is None else registry
+        self._chart = (
+            chart_of(machine, snapshot, input=input, now=self._ms()) if chart is None else chart
+        )
+        self.machine = self._chart.machine
+        if registry is not None and chart is None:
+            validate_tools(self.machine, registry)
+        # A running machine keeps its own order; only what sessions step themselves is shared.
+        self._lock = threading.RLock() if self._live else self._chart.lock
+        if chart is None and not self._live and self._snapshot.run is None:
+            self._snapshot = self._snapshot.replace(run=uuid.uuid4().hex)
+
+    @property
+    def _live(self) -> bool:
+        return hasattr(self._chart, "interpreter")
+
+    @property
+    def _snapshot(self) -> Any:
+        return self._chart.snapshot
+
+    @_snapshot.setter
+    def _snapshot(self, snapshot: Any) -> None:
+        self._chart.snapshot = snapshot
 
     @property
     def snapshot(self) -> Any:
@@ -64,13 +72,30 @@ class ChartSide:
             self._overdue()
             return self._allowed()
 
+    def meta(self, key: str) -> list[Any]:
+        """Return a ``meta`` value as the active states have it now, one for each region.
+
+        The nearest state that declares the key counts, from the active leaf upward; a region
+        where no state does gives none.
+        """
+        with self._lock:
+            self._overdue()
+            out = []
+            for node in self._chart.nodes():
+                at = node
+                while at is not None and key not in (at.meta or {}):
+                    at = at.parent
+                if at is not None:
+                    out.append(at.meta[key])
+            return out
+
     def schemas(self) -> list[dict[str, Any]]:
         """Return the schemas of the tools a model may be told of now."""
         return self.registry.schemas(self.allowed())
 
     def moves_chart(self, name: str) -> bool:
         """Return whether some state names an outcome event of this tool."""
-        return name in self._moving
+        return bool(self._chart.moves(name))
 
     def send(self, event: Any, **payload: Any) -> Any:
         """Step the chart with an event of the host's own; return the receipt.
@@ -83,14 +108,16 @@ class ChartSide:
         with self._lock:
             return self._step(made)
 
+    def now_ms(self) -> int:
+        """Return the host's time, in epoch milliseconds."""
+        return self._ms()
+
     def _ms(self) -> int:
         return read_now(self._now)
 
     def _allowed(self) -> Allowed:
-        if self._snapshot.status != "active":
-            return Allowed()
-        nodes = self.machine.nodes
-        return allowed_in_all(nodes[ident] for ident in sorted(self._snapshot.state_ids))
+        allowed: Allowed = self._chart.allowed()
+        return allowed
 
     def _outcome(self, verb: str, call: ToolCall, payload: dict[str, Any]) -> Any:
         name = shown_name(call.name)
@@ -99,23 +126,10 @@ class ChartSide:
         return self._step(Event(kind, {"id": ident, **payload}))
 
     def _step(self, event: Any) -> Any:
-        before = self._snapshot
-        after, effects, receipt = step(self.machine, before, event, now=self._ms())
-        _no_services(effects)
-        if after.state_ids != before.state_ids:
-            self._entered.clear()
-        self._snapshot = after
-        return receipt
+        return self._chart.step(event, self._ms())
 
     def _overdue(self) -> None:
-        """Fire what is due, in the order of its deadlines; bounded, a chart may re-arm itself."""
-        for _ in range(_MAX_OVERDUE):
-            at = self._ms()
-            timers = self._snapshot.timers
-            due = [(timer.due_at, ident) for ident, timer in timers.items() if timer.due_at <= at]
-            if not due or self._snapshot.status != "active":
-                return
-            self._step(fired(min(due)[1]))
+        self._chart.overdue(self._ms)
 
 
 def as_event(event: Any, payload: Mapping[str, Any]) -> Event:
@@ -125,24 +139,3 @@ def as_event(event: Any, payload: Mapping[str, Any]) -> Event:
     if isinstance(event, str):
         return Event(event, dict(payload))
     return event  # type: ignore[no-any-return]
-
-
-def _no_services(effects: Iterable[Any]) -> None:
-    if any(isinstance(effect, StartService) for effect in effects):
-        raise NotSupportedError(
-            "GuardSession: this chart invokes a service; use an interpreter, a session's chart "
-            "is a policy"
-        )
-
-
-def _moving_tools(machine: Any, registry: ToolRegistry) -> frozenset[str]:
-    """Return the tools of which some state names an outcome event; known at build time."""
-    named = {key for node in machine.nodes.values() for key in node.on}
-    exact = {key for key in named if not key.endswith("*")}
-    prefixes = tuple(key[:-1] for key in named if key.endswith("*"))
-    return frozenset(
-        name
-        for name in registry.names
-        for verb in _VERBS
-        if (kind := f"tool.{verb}.{name}") in exact or kind.startswith(prefixes)
-    )

@@ -120,7 +120,7 @@ def errors_text(errors: list[Any], declared: frozenset[str]) -> str:
     return "; ".join(parts)
 
 
-def _refusal(errors: list[Any], declared: frozenset[str]) -> ArgumentsRefused:
+def refusal(errors: list[Any], declared: frozenset[str]) -> ArgumentsRefused:
     return ArgumentsRefused(errors_text(errors, declared))
 
 
@@ -180,13 +180,13 @@ def declared_names(node: Any, into: set[str]) -> set[str]:
     return into
 
 
-def _unordered(node: Any) -> bool:
+def unordered(node: Any) -> bool:
     if isinstance(node, dict):
-        return node.get("uniqueItems") is True or any(map(_unordered, node.values()))
-    return isinstance(node, list) and any(map(_unordered, node))
+        return node.get("uniqueItems") is True or any(map(unordered, node.values()))
+    return isinstance(node, list) and any(map(unordered, node))
 
 
-def _sort_sets(value: Any, dumped: Any) -> Any:
+def sort_sets(value: Any, dumped: Any) -> Any:
     """Sort the lists in ``dumped`` that stand for sets in ``value`` (the same dump, as Python)."""
     if isinstance(value, (set, frozenset)):
         if any(isinstance(item, (tuple, frozenset)) and _nests(item) for item in value):
@@ -194,9 +194,9 @@ def _sort_sets(value: Any, dumped: Any) -> Any:
         return sorted(dumped, key=encode) if isinstance(dumped, list) else dumped
     if isinstance(value, dict) and isinstance(dumped, dict) and len(value) == len(dumped):
         pairs = zip(value.values(), dumped.items(), strict=True)
-        return {key: _sort_sets(item, below) for item, (key, below) in pairs}
+        return {key: sort_sets(item, below) for item, (key, below) in pairs}
     if isinstance(value, (list, tuple)) and isinstance(dumped, list) and len(value) == len(dumped):
-        return [_sort_sets(item, below) for item, below in zip(value, dumped, strict=True)]
+        return [sort_sets(item, below) for item, below in zip(value, dumped, strict=True)]
     return dumped
 
 
@@ -216,7 +216,7 @@ class TypeShape:
     def __init__(self, validator: Any, serializer: Any, parameters: dict[str, Any]) -> None:
         self.parameters = parameters
         self._declared = frozenset(declared_names(parameters, set()))
-        self._unordered = _unordered(parameters)
+        self._unordered = unordered(parameters)
         self._validate = validator.validate_json
         self._dump = serializer.to_python
 
@@ -225,7 +225,7 @@ class TypeShape:
             return self._validate(text, strict=True, extra="forbid")
         except pydantic.ValidationError as exc:
             errors = exc.errors(include_url=False, include_input=False)
-            raise _refusal(errors, self._declared) from None
+            raise refusal(errors, self._declared) from None
         except Exception as exc:  # a validator of the tool's author
             raise ArgumentsRefused(f"a validator raised {type(exc).__name__}") from None
 
@@ -234,7 +234,7 @@ class TypeShape:
             dumped = self._dump(values, mode="json", by_alias=True, round_trip=True)
             if self._unordered:
                 plain = self._dump(values, mode="python", by_alias=True, round_trip=True)
-                dumped = _sort_sets(plain, dumped)
+                dumped = sort_sets(plain, dumped)
         except ArgumentsRefused:
             raise
         except Exception as exc:
@@ -394,7 +394,7 @@ def _parameters(model: type[pydantic.BaseModel], label: str) -> dict[str, Any]:
     except Exception as exc:
         raise _not_json(label, exc) from exc
     parameters: dict[str, Any] = _tidy(schema)
-    if _holds_secret(parameters):
+    if holds_secret(parameters):
         raise AgentConfigError(
             f"{label}: a parameter is a SecretStr or SecretBytes, whose value is never shown, so "
             "nobody could approve what runs; keep secrets in the tool's closure"
@@ -436,15 +436,15 @@ def type_shape(annotation: Any, label: str) -> TypeShape:
     return TypeShape(adapter.validator, adapter.serializer, parameters)
 
 
-def _holds_secret(schema: Any) -> bool:
+def holds_secret(schema: Any) -> bool:
     """Whether a parameter hides its value: pydantic marks such types write-only passwords."""
     if isinstance(schema, list):
-        return any(map(_holds_secret, schema))
+        return any(map(holds_secret, schema))
     if not isinstance(schema, dict):
         return False
     if schema.get("writeOnly") is True and schema.get("format") == "password":
         return True
-    return any(map(_holds_secret, schema.values()))
+    return any(map(holds_secret, schema.values()))
 
 
 # JSON Schema documents

@@ -7,11 +7,11 @@ as an event, so the chart moves with the conversation.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from guardchart.errors import AgentConfigError, DecisionRefused, LedgerError, ToolDeniedError
+from guardchart.errors import DecisionRefused, LedgerError, ToolDeniedError
 from guardchart.gate._answers import (
     Answer,
     Outcome,
@@ -19,34 +19,36 @@ from guardchart.gate._answers import (
     closing_text,
 )
 from guardchart.gate._approvals import other_name, pending_item, read_decisions
+from guardchart.gate._arguments import digest
 from guardchart.gate._authorise import AuthorisedCall, aauthorise, authorise
-from guardchart.gate._batch import Verdict, assess, lookup_verdicts, propose_verdicts
-from guardchart.gate._chart_side import ChartSide, as_event
+from guardchart.gate._chart_side import as_event
+from guardchart.gate._charts import LiveChart
 from guardchart.gate._check import DEFAULT_MAX_TOOL_CALLS, Facts
 from guardchart.gate._registry import ToolRegistry
-from guardchart.gate._rules import ALL, Allowed
 from guardchart.gate._run import AsText, Body, Pauses, aexecute, execute
 from guardchart.gate._tools import ToolCall, shown_name
-from guardchart.gate._turn import Proposed, proposed, refreshed
-from guardchart.kernel import Event
-from guardchart.persistence import Decision, default_ledger
-from guardchart.runtime import Host
+from guardchart.gate._turn import Proposed
+from guardchart.gate._turn_side import TurnSide
+from guardchart.persistence import Decision
 
 __all__ = ["GuardSession", "Proposed"]
 
 HELD: Final = "held until a person has decided about a call before it"
 
 
-class GuardSession(ChartSide):
+class GuardSession(TurnSide):
     """The gate for one conversation, driven by a framework.
 
     Args:
         machine: a compiled chart, bound. It has no services of its own: the framework's loop is
-            the agent, the chart is its policy.
-        registry: the application's tools; every ``meta.tools`` is checked against it.
+            the agent, the chart is its policy. Or an interpreter that runs a chart, which then
+            moves by itself as well and is sent the outcomes.
+        registry: the application's tools; every ``meta.tools`` is checked against it. None where
+            the door knows them later and sets ``registry`` itself.
         ledger: where rows are kept; None takes the process's own, in memory.
         scope: ``str(thread_id)`` or the store key; None is this run alone, in memory only.
         snapshot: a kernel Snapshot to go on from (see ``kernel.load``); None starts the chart.
+            An interpreter has its own.
         input: for a chart that is started.
         now: the host's clock in epoch milliseconds, a callable; None takes the system's.
         max_tool_calls: the most calls of one turn.
@@ -79,7 +81,7 @@ class GuardSession(ChartSide):
     def __init__(
         self,
         machine: Any,
-        registry: ToolRegistry,
+        registry: ToolRegistry | None = None,
         ledger: Any = None,
         scope: str | None = None,
         snapshot: Any = None,
@@ -90,118 +92,52 @@ class GuardSession(ChartSide):
         human_timeout_s: float | None = 86_400.0,
         approval_ttl_s: float = 3600.0,
         agent: str = "",
+        _chart: Any = None,
     ) -> None:
-        super().__init__(machine, registry, snapshot, input=input, now=now)
-        self.ledger = default_ledger() if ledger is None else ledger
-        if scope is None and self.ledger.durable:
-            raise AgentConfigError("GuardSession: a durable ledger needs scope= (the thread id)")
-        self.max_tool_calls = max_tool_calls
-        self._human_timeout_s = human_timeout_s
-        self._approval_ttl_s = approval_ttl_s
-        self._turn: dict[str, Proposed] = {}
-        self._left: set[tuple[str, str]] = set()
-        self._spent: set[str] = set()
-        run = self._snapshot.run
-        self.host = Host(run if scope is None else scope, self.ledger, run, agent)
+        super().__init__(
+            machine,
+            registry,
+            ledger,
+            scope,
+            snapshot,
+            input=input,
+            now=now,
+            max_tool_calls=max_tool_calls,
+            human_timeout_s=human_timeout_s,
+            approval_ttl_s=approval_ttl_s,
+            agent=agent,
+            chart=_chart,
+        )
 
-    # One turn
+    def conversation(
+        self, scope: str, *, registry: ToolRegistry | None = None, on_behalf_of: Any = None
+    ) -> GuardSession:
+        """Return a session for one conversation, on the chart of this one.
 
-    def propose(
-        self, calls: Sequence[ToolCall], *, spent_ids: Collection[str] = ()
-    ) -> list[Proposed]:
-        """Take a model's answer: judge its calls and file those that need a row.
-
-        Only the step that holds the answer fresh from the model calls this; a parked turn that
-        comes back is given to `restore`. Sends ``model.turn``, then ``tool.denied.<name>`` for
-        each refused call.
-
-        Args:
-            calls: the turn's calls, in order; may be empty.
-            spent_ids: ids that the conversation has seen, besides those this session knows.
-
-        Returns:
-            One item a call, in order.
-        """
-        with self._lock:
-            self._overdue()
-            self._step(Event("model.turn", {"calls": len(calls)}))
-            verdicts = self._assess(calls, self._spent.union(spent_ids))
-            at = self._ms()
-            late = self._human_timeout_s
-            batch_no = self._snapshot.batch_no + 1
-            rows = propose_verdicts(
-                self.ledger,
-                self.host,
-                batch_no,
-                verdicts,
-                decide_by=None if late is None else at + round(late * 1000),
-                use_by=at + round(self._approval_ttl_s * 1000),
-                now=at,
-            )
-            self._snapshot = self._snapshot.replace(batch_no=batch_no)
-            self._open()
-            self._keep(verdicts, rows)
-            self._spent.update(call.id for call in calls if type(call.id) is str)
-            for verdict in verdicts:
-                if not verdict.ok:
-                    self._outcome("denied", verdict.call, {"reason": verdict.reason})
-            return self.turn()
-
-    def restore(
-        self, calls: Sequence[ToolCall], *, row_ids: Sequence[str | None] | None = None
-    ) -> list[Proposed]:
-        """Take a parked turn again, after a restart: its rows are looked up, nothing is filed.
+        What moves the chart in one conversation holds for all; turns, rows and spent ids are
+        each conversation's own.
 
         Args:
-            calls: the turn's calls, as the stored conversation has them.
-            row_ids: the row ids that were stored with them, where they were.
-
-        Returns:
-            One item a call; a call whose row is not as it was proposed is ``denied``.
+            scope: where its rows are kept.
+            registry: its tools; None takes those of this session.
+            on_behalf_of: the `ServiceScope` of a service of the interpreter: the allow-list of
+                its state counts, and nothing is allowed once the machine has left it.
         """
-        with self._lock:
-            self._overdue()
-            # A row that was entered is answered whatever the state allows now.
-            verdicts = self._assess(calls, (), ALL)
-            rows = lookup_verdicts(
-                self.ledger,
-                self.host,
-                self._snapshot.batch_no,
-                verdicts,
-                row_ids=row_ids,
-                now=self._ms(),
-            )
-            judged = []
-            for verdict, row in zip(verdicts, rows, strict=True):
-                if verdict.ok and verdict.needs_row and row is None:
-                    verdict = replace(verdict, ok=False, reason=closing_text("tampered"))
-                judged.append(verdict)
-            self._open()
-            self._keep(judged, rows)
-            self._spent.update(call.id for call in calls if type(call.id) is str)
-            return self.turn()
-
-    def turn(self) -> list[Proposed]:
-        """Return the open turn's calls as they stand now, read from their rows."""
-        with self._lock:
-            waiting = False
-            out = []
-            for item in self._turn.values():
-                item = refreshed(item, self.ledger, self._ms())
-                if item.status == "ask":
-                    waiting = True
-                elif waiting and item.status == "run" and self._is_held(item):
-                    item = replace(item, status="held")
-                out.append(item)
-            return out
-
-    def pending(self) -> list[dict[str, Any]]:
-        """Return what a reviewer is shown: ``{id, tool_call_id, name, arguments, digest}``."""
-        return [
-            pending_item(item.row, tool_call_id=item.call.id)
-            for item in self.turn()
-            if item.status == "ask"
-        ]
+        chart = self._chart
+        if on_behalf_of is not None:
+            chart = LiveChart(chart.interpreter, on_behalf_of)
+        return GuardSession(
+            self.machine,
+            self.registry if registry is None else registry,
+            self.ledger,
+            scope,
+            now=self._now if callable(self._now) else None,
+            max_tool_calls=self.max_tool_calls,
+            human_timeout_s=self._human_timeout_s,
+            approval_ttl_s=self._approval_ttl_s,
+            agent=self.host.agent,
+            _chart=chart,
+        )
 
     def decide(self, event: Any, *, by: str | None = None, again: bool = False) -> dict[str, Any]:
         """Take a human's decision: in the ledger first, then in the chart.
@@ -227,10 +163,17 @@ class GuardSession(ChartSide):
             self._overdue()
             items = {item.row.id: item for item in self.turn() if item.row is not None}
             again = again or made.payload.get("again") is True
+            waiting = any(item.status == "ask" for item in items.values())
             asked = [
                 pending_item(item.row, tool_call_id=other_name(self.ledger, item.row, item.call.id))
                 for item in items.values()
-                if item.verdict.needs_approval and (again or item.status == "ask")
+                if item.verdict.needs_approval
+                and (
+                    again
+                    or item.status == "ask"
+                    # Where nothing waits, a yes that was not used yet may be taken back.
+                    or (not waiting and item.row.status == "approved")
+                )
             ]
             decisions = self._judged(read_decisions(made, asked), items)
             before = self._snapshot
@@ -288,7 +231,7 @@ class GuardSession(ChartSide):
                 return None
             self._left.add(told)
             if outcome.entered:
-                self._entered[call.name] += 1
+                self._chart.entered[call.name] += 1
             if status == "done":
                 tool = self.registry.get(call.name)
                 trusted = tool is not None and tool.trusted
@@ -334,7 +277,23 @@ class GuardSession(ChartSide):
         """Do what `run` does, from a running loop."""
         if (held := self._held(call)) is not None:
             return held
-        outcome = await aexecute(
+        outcome = await self.aperform(call, body=body, as_text=as_text, pauses=pauses)
+        self.leave(call, outcome)
+        return outcome
+
+    async def aperform(
+        self,
+        call: ToolCall,
+        *,
+        body: Body | None = None,
+        as_text: AsText | None = None,
+        pauses: Pauses = (),
+    ) -> Outcome:
+        """Enter, run and record a call that `file` gave as ``run``; the chart is not told yet.
+
+        The door tells it by `leave`, which a replay of its own can then repeat.
+        """
+        return await aexecute(
             call,
             self._look(call),
             body=body,
@@ -342,8 +301,6 @@ class GuardSession(ChartSide):
             pauses=pauses,
             **self._claimant(call),
         )
-        self.leave(call, outcome)
-        return outcome
 
     def close(self, reason: str = "superseded") -> dict[str, str]:
         """Close what is open of the turn; return each unanswered call's text, by call id.
@@ -364,9 +321,6 @@ class GuardSession(ChartSide):
 
     # Inside
 
-    def _open(self) -> None:
-        self._turn, self._left = {}, set()
-
     def _refuse_held(self, call: ToolCall) -> None:
         for item in self.turn():
             if item.status == "held" and item.call.id == call.id:
@@ -379,37 +333,20 @@ class GuardSession(ChartSide):
             return Outcome(call.id, exc.tool, "denied", f"not run: {exc.reason}", error=exc)
         return None
 
-    def _assess(
-        self, calls: Sequence[ToolCall], spent: Collection[str], allowed: Allowed | None = None
-    ) -> list[Verdict]:
-        return assess(
-            calls,
-            self.registry,
-            self._allowed() if allowed is None else allowed,
-            spent_ids=spent,
-            max_tool_calls=self.max_tool_calls,
-            context=self._snapshot.context,
-            entered=self._entered,
-        )
-
-    def _keep(self, verdicts: Iterable[Verdict], rows: Iterable[Any]) -> None:
-        for at, (verdict, row) in enumerate(zip(verdicts, rows, strict=True)):
-            ident = verdict.call.id
-            # Ids that cannot be told apart are refused calls; they are kept by their place.
-            key = ident if type(ident) is str and ident not in self._turn else f"\x00{at}"
-            self._turn[key] = proposed(verdict, row)
-
-    def _is_held(self, item: Proposed) -> bool:
-        return item.verdict.needs_row or item.call.name in self._moving
-
     def _judged(
         self, decisions: Mapping[str, Decision], items: Mapping[str, Proposed]
     ) -> dict[str, Decision]:
-        """Judge each edit by checks 1 to 5, and add the digest of what would run."""
+        """Judge each edit by checks 1 to 5, and add the digest of what would run.
+
+        Where the door has not brought its tools yet, an edit is judged when it runs.
+        """
         out = {}
         for row_id, decision in decisions.items():
             if decision.decision == "edit":
                 call = replace(items[row_id].call, arguments=dict(decision.arguments or {}))
+                if self.registry.get(call.name) is None and not len(self.registry):
+                    out[row_id] = replace(decision, new_digest=_digest(call.arguments))
+                    continue
                 (verdict,) = self._assess([call], ())
                 if not verdict.ok:
                     raise DecisionRefused(f"the edited call is refused: {verdict.reason}")
@@ -428,13 +365,10 @@ class GuardSession(ChartSide):
                     turn_size=max(1, len(self._turn)),
                     spent_ids=() if self._item(call) else frozenset(self._spent),
                     context=self._snapshot.context,
-                    entered=dict(self._entered),
+                    entered=dict(self._chart.entered),
                 )
 
         return look
-
-    def _item(self, call: ToolCall) -> Proposed | None:
-        return self._turn.get(call.id) if type(call.id) is str else None
 
     def _claimant(self, call: ToolCall) -> dict[str, Any]:
         item = self._item(call)
@@ -447,3 +381,10 @@ class GuardSession(ChartSide):
             "row": row,
             "now": self._now,
         }
+
+
+def _digest(arguments: dict[str, Any]) -> str:
+    try:
+        return digest(arguments)
+    except ValueError:
+        raise DecisionRefused("the edited arguments are not JSON") from None
