@@ -44,7 +44,9 @@ ALLOWED: dict[str, set[str]] = {
         *("langchain", "langchain_core", "langgraph", "langsmith"),
         *("pydantic", "pydantic_core", "typing_extensions"),
     },
-    "pydantic_ai": {"pydantic_ai", "pydantic", "pydantic_core"},
+    "pydantic_ai": {
+        *("pydantic_ai", "pydantic", "pydantic_core", "pydantic_graph", "opentelemetry"),
+    },
     "openai": {"openai"},
     "anthropic": {"anthropic"},
     "dbos": {"dbos"},
@@ -179,7 +181,7 @@ def test_importing_guardchart_loads_no_third_party_package() -> None:
 LOADS = {
     "guardchart.langchain": {"langchain_core", "langsmith", "opentelemetry"},
     "guardchart.langgraph": {"langgraph", "langchain_core", "langsmith", "opentelemetry"},
-    "guardchart.pydantic_ai": {"pydantic_ai", "opentelemetry"},
+    "guardchart.pydantic_ai": {"pydantic_ai", "genai_prices", "opentelemetry"},
 }
 
 

@@ -586,3 +586,111 @@ def test_langgraph_human_approval_gate(is_async: bool) -> None:
     ids = [each["id"] for each in pending_approval(out["xsm"]["context"])]
     out = invoke({"type": "HUMAN_APPROVED", "call_ids": ids})
     assert out["reply"] == "done" and vouchers == [7]
+
+
+# --- pydantic-ai -------------------------------------------------------------------------------
+
+
+def test_pydantic_ai_agent_as_a_service_on_the_budget_of_the_chart() -> None:
+    from pydantic_ai import Agent
+    from pydantic_ai.models.test import TestModel
+
+    from guardchart import MachineLogic
+    from guardchart.agents import budget_guards
+    from guardchart.pydantic_ai import pydantic_ai_service, usage_logic
+
+    agent = Agent(TestModel(custom_output_text="The S3 is on time"))
+    chart = {
+        "id": "board",
+        "initial": "check",
+        "context": {"tokens_in": 0, "tokens_out": 0, "turns": 0},
+        "states": {
+            "check": {
+                "always": [
+                    {"guard": "!underTokenBudget", "target": "spent"},
+                    {"target": "asking"},
+                ],
+            },
+            "asking": {
+                "invoke": {
+                    "src": "look",
+                    "onDone": {"target": "shown", "actions": "recordAgentUsage"},
+                },
+            },
+            "shown": {"on": {"AGAIN": "check"}},
+            "spent": {"type": "final"},
+        },
+    }
+    logic = MachineLogic(
+        services={"look": pydantic_ai_service(agent, prompt_from=lambda ctx, e: "How is the S3?")}
+    )
+    machine = create_machine(chart, logic=logic.merge(usage_logic(), budget_guards(max_tokens=10)))
+
+    async def main() -> Any:
+        i = await Interpreter(machine).start()
+        while "board.shown" not in i.current_state_ids:
+            await asyncio.sleep(0.01)
+        await i.send("AGAIN", wait=True)
+        return i
+
+    i = asyncio.run(main())
+    assert i.context["result"] == "The S3 is on time"
+    assert i.current_state_ids == {"board.spent"}
+
+
+def test_pydantic_ai_service_streams_deltas_and_then_the_result() -> None:
+    from pydantic_ai import Agent
+    from pydantic_ai.models.test import TestModel
+
+    from guardchart import MachineLogic
+    from guardchart.pydantic_ai import pydantic_ai_service
+
+    seen: list[Any] = []
+
+    def keep(context: Any, event: Any) -> None:
+        seen.append(event.data)
+
+    chart = {
+        "id": "board",
+        "initial": "asking",
+        "states": {
+            "asking": {
+                "invoke": {"src": "look", "onDone": "shown"},
+                "on": {"STREAM": {"actions": "keep"}},
+            },
+            "shown": {"type": "final"},
+        },
+    }
+    service = pydantic_ai_service(
+        Agent(TestModel(custom_output_text="on time")),
+        prompt_from=lambda ctx, e: "How is the S3?",
+        stream=True,
+    )
+    machine = create_machine(
+        chart, MachineLogic(services={"look": service}, actions={"keep": keep})
+    )
+
+    async def main() -> None:
+        i = await Interpreter(machine).start()
+        await i.settle()
+
+    asyncio.run(main())
+    assert "".join(each.get("delta", "") for each in seen) == "on time"
+    assert seen[-1]["output"] == "on time"
+    assert set(seen[-1]["usage"]) == {"input_tokens", "output_tokens", "requests"}
+
+
+def test_pydantic_ai_statechart_as_a_tool() -> None:
+    from pydantic_ai import Agent
+    from pydantic_ai.models.test import TestModel
+
+    from guardchart.pydantic_ai import agent_tool_from_machine
+
+    async def runner(prompt: str) -> Any:
+        return await run_agent(FakeModel([{"text": f"asked: {prompt}"}]), prompt=prompt)
+
+    made = agent_tool_from_machine(runner, name="ask_desk", description="Ask the desk.")
+    found = asyncio.run(made.function("Where is the S3?"))
+    assert found == {"state": "toolLoop.done", "output": "asked: Where is the S3?", "error": None}
+    outer = Agent(TestModel(), tools=[made])
+    assert "toolLoop.done" in asyncio.run(outer.run("hello")).output

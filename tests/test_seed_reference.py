@@ -243,6 +243,24 @@ CALLABLES: list[tuple[str, str, Signature]] = [
     (STORES, "DueTimerScanner", [("store", REQUIRED), ("machine_for_key", REQUIRED)]),
     (STORES, "DueTimerScanner.run_once", ["self", ("now", None)]),
     (STORES, "DueTimerScanner.run_forever", ["self", ("interval_s", 30.0)]),
+    (
+        PYDANTIC_AI,
+        "pydantic_ai_service",
+        [
+            ("agent", REQUIRED),
+            ARGS,
+            ("prompt_from", REQUIRED),
+            ("deps_from", None),
+            ("stream", False),
+        ],
+    ),
+    (PYDANTIC_AI, "usage_logic", [("name", "recordAgentUsage")]),
+    (
+        PYDANTIC_AI,
+        "agent_tool_from_machine",
+        [("runner", REQUIRED), ARGS, ("name", "run_statechart"), ("description", ANY)],
+    ),
+    (PYDANTIC_AI, "check_pydantic_ai_version", [("version", ANY)]),
 ]
 
 VALUES: list[tuple[str, str, Any]] = [
@@ -261,6 +279,7 @@ VALUES: list[tuple[str, str, Any]] = [
     (AGENTS, "Tool", ANY),
     (AGENTS, "ToolRegistry", ANY),
     (GRAPH, "LANGGRAPH_TESTED", ANY),
+    (PYDANTIC_AI, "PYDANTIC_AI_TESTED", ANY),
 ]
 
 NOT_YET: list[tuple[str, str]] = [
@@ -268,11 +287,6 @@ NOT_YET: list[tuple[str, str]] = [
     (GRAPH, "INTERRUPT_KEY"),
     (GRAPH, "LangChainCallbackPlugin"),
     (GRAPH, "langgraph_service"),
-    (PYDANTIC_AI, "PYDANTIC_AI_TESTED"),
-    (PYDANTIC_AI, "agent_tool_from_machine"),
-    (PYDANTIC_AI, "check_pydantic_ai_version"),
-    (PYDANTIC_AI, "pydantic_ai_service"),
-    (PYDANTIC_AI, "usage_logic"),
 ]
 """Names of later parts."""
 

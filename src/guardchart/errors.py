@@ -14,6 +14,7 @@ __all__ = [
     "AbortedError",
     "AgentConfigError",
     "AgentError",
+    "ApprovalPendingError",
     "ChartError",
     "DecisionExhaustedError",
     "DecisionRefused",
@@ -306,6 +307,25 @@ class AbortedError(AgentError):
     """The signal of a run was set; no further model was asked."""
 
     code = "aborted"
+
+
+class ApprovalPendingError(AgentError):
+    """A run cannot be resumed yet: calls still wait for a person.
+
+    ``pending`` lists them as a reviewer is shown them. Decide about those, and try again.
+
+    >>> str(ApprovalPendingError([{"id": "c1"}]))
+    '1 tool call still waits for a decision'
+    """
+
+    code = "approval-pending"
+
+    def __init__(self, pending: Sequence[Mapping[str, object]]) -> None:
+        many = len(pending) != 1
+        super().__init__(
+            f"{len(pending)} tool call{'s' * many} still wait{'' if many else 's'} for a decision"
+        )
+        self.pending: Sequence[Mapping[str, object]] = list(pending)
 
 
 class NotSentError(AgentError):
