@@ -89,6 +89,9 @@ def anthropic_model(
         sent = {"model": model, "max_tokens": max_tokens, **options, "messages": turns}
         if system:
             sent["system"] = system
+        if _answers_calls(turns):
+            # The API wants the thinking of this turn back with it, and a conversation has none.
+            sent.pop("thinking", None)
         if tools:
             return {**sent, "tools": to_anthropic_tools(tools, names=names)}
         sent.pop("tool_choice", None)  # refused without tools, and a state may allow none
@@ -105,11 +108,16 @@ def anthropic_model(
         provider="anthropic",
         prices=known,
         max_output_tokens=max_tokens,
-        settings=_settings,
+        settings=lambda wanted: _settings(wanted, thinks="thinking" in options),
     )
 
 
-def _settings(wanted: ModelSettings) -> dict[str, Any]:
+def _answers_calls(turns: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the newest turn goes on with what an assistant turn has begun."""
+    return bool(turns) and any(block["type"] == "tool_result" for block in turns[-1]["content"])
+
+
+def _settings(wanted: ModelSettings, *, thinks: bool) -> dict[str, Any]:
     """What a request wants, as arguments of ``create``."""
     names = {
         "temperature": "temperature",
@@ -120,6 +128,8 @@ def _settings(wanted: ModelSettings) -> dict[str, Any]:
     sent = {names[key]: value for key, value in wanted.given().items() if key in names}
     if wanted.force_tool:
         sent["tool_choice"] = {"type": "any", "disable_parallel_tool_use": True}
+        if thinks:  # the API refuses to force a model that thinks
+            sent["thinking"] = {"type": "disabled"}
     return sent
 
 

@@ -5,6 +5,7 @@ import pytest
 
 from guardchart.agents import FilePart, ImagePart, TextPart, user_message
 from guardchart.agents._messages import assistant_turn, system_turn, tool_turn, user_turn
+from guardchart.agents._models import ModelSettings
 from guardchart.anthropic import anthropic_model
 from guardchart.gate import ToolCall
 from tests.agents.loopback import fixture, provider
@@ -76,3 +77,27 @@ async def test_anthropic_client_sends_an_image_and_a_file():
     assert text == {"type": "text", "text": "What does it cost?"}
     assert image["source"] == {"type": "url", "url": "https://example.org/shelf.png"}
     assert file["source"]["media_type"] == "application/pdf" and file["title"] == "prices.pdf"
+
+
+async def test_anthropic_thinks_at_the_beginning_of_a_turn_and_not_after_its_tools():
+    answers = (200, fixture("anthropic/thinking.json")), (200, fixture("anthropic/text.json"))
+    thinking = {"type": "enabled", "budget_tokens": 1024}
+    with provider(*answers) as server:
+        async with anthropic.AsyncAnthropic(**options(server)) as client:
+            model = anthropic_model(client, MODEL, max_tokens=4096, thinking=thinking)
+            await model(ASKED, [LOOKUP])
+            await model(ANSWERED, [LOOKUP])
+    (_, first), (_, second) = server.requests
+    assert first["thinking"] == thinking
+    assert "thinking" not in second
+
+
+async def test_anthropic_does_not_think_where_a_tool_is_forced():
+    thinking = {"type": "enabled", "budget_tokens": 1024}
+    with provider((200, fixture("anthropic/tool_use.json"))) as server:
+        async with anthropic.AsyncAnthropic(**options(server)) as client:
+            model = anthropic_model(client, MODEL, max_tokens=4096, thinking=thinking)
+            await model.with_settings(ModelSettings(force_tool=True))(ASKED, [LOOKUP])
+    ((_, asked),) = server.requests
+    assert asked["tool_choice"]["type"] == "any"
+    assert asked["thinking"] == {"type": "disabled"}
