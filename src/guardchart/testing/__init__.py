@@ -10,10 +10,12 @@ from typing import Any
 
 _HOME = {
     "LedgerConformance": "guardchart.testing._ledger",
+    "Refusal": "guardchart.testing._executors",
+    "ScriptedExecutors": "guardchart.testing._executors",
     "StoreConformance": "guardchart.testing._store",
 }
 
-__all__ = ["LedgerConformance", "StoreConformance"]
+__all__ = ["LedgerConformance", "Refusal", "ScriptedExecutors", "StoreConformance"]
 
 
 def __getattr__(name: str) -> Any:
