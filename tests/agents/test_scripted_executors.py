@@ -37,7 +37,7 @@ def sync(**scripts):
         Generated({"event": {"type": "FLEE"}}),
         lambda request: request.events[1].type,
     ],
-    ids=repr,
+    ids=["type", "event", "answer", "Event", "Generated", "function"],
 )
 def test_scripted_executors_take_a_decision_in_any_form(item):
     assert resolve_decision_sync(REQUEST, sync(decide=[item]).decide) == {"type": "FLEE"}
