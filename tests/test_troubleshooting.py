@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from guardchart import (
     Interpreter,
+    MachineLogic,
     SimulatedClock,
     SnapshotDriftError,
     SyncInterpreter,
@@ -33,6 +34,7 @@ from guardchart.agents import (
     FakeModel,
     RetryPolicy,
     agent_logic,
+    budget_guards,
     load_chart,
     pending_approval,
     run_agent_sync,
@@ -43,7 +45,7 @@ from guardchart.agents import (
     validate_agent_chart,
     validate_structured,
 )
-from guardchart.errors import AgentConfigError, SnapshotTooLargeError
+from guardchart.errors import AgentConfigError, NotSupportedError, SnapshotTooLargeError
 from guardchart.persistence import DueTimerScanner, MemoryStore, SQLiteStore
 from tests.agents.trees import Desk, supervisor_chart, supervisor_logic
 
@@ -541,3 +543,87 @@ def test_an_output_model_that_cannot_be_resolved_is_an_error_of_construction() -
     ):
         with pytest.raises(AgentConfigError, match="output_model.*cannot be"):
             build()
+
+
+# --- pydantic-ai -------------------------------------------------------------------------------
+
+ASKING: dict[str, Any] = {
+    "id": "desk",
+    "initial": "asking",
+    "context": {"tokens_in": 0, "tokens_out": 0, "turns": 0, "error": None},
+    "states": {
+        "asking": {
+            "invoke": {
+                "src": "ask",
+                "onDone": "answered",
+                "onError": {"target": "failed", "actions": "note"},
+            }
+        },
+        "answered": {"on": {"AGAIN": [{"guard": "underTokenBudget", "target": "asking"}]}},
+        "failed": {"type": "final"},
+    },
+}
+
+
+def _asking(agent: Any, **options: Any) -> Any:
+    bridge = pytest.importorskip("guardchart.pydantic_ai")
+    logic = MachineLogic(
+        services={"ask": bridge.pydantic_ai_service(agent, prompt_from=lambda context, event: "?")},
+        actions={"note": lambda context, event: {"error": type(event.data).__name__}},
+    )
+    return create_machine(ASKING, logic.merge(budget_guards(**options)))
+
+
+def test_pydantic_ai_is_not_installed() -> None:
+    pytest.importorskip("guardchart.pydantic_ai")
+    said = without("pydantic_ai", "import guardchart.pydantic_ai")
+    assert "MissingExtraError" in said and "pip install" in said and "pydantic-ai" in said
+
+
+async def test_pydantic_ai_gives_up_on_its_own_output_validation() -> None:
+    pytest.importorskip("guardchart.pydantic_ai")
+    from pydantic_ai import Agent, ModelRetry
+    from pydantic_ai.models.test import TestModel
+
+    agent = Agent(TestModel(custom_output_text="no"), retries=1)
+
+    @agent.output_validator
+    def never(text: str) -> str:
+        raise ModelRetry("again")
+
+    live = await Interpreter(_asking_unguarded(agent)).start()
+    await live.idle()
+    assert live.context["error"] == "UnexpectedModelBehavior"
+
+
+def _asking_unguarded(agent: Any) -> Any:
+    """The agent has an output validator, so its tools are left to itself."""
+    bridge = pytest.importorskip("guardchart.pydantic_ai")
+    service = bridge.pydantic_ai_service(agent, prompt_from=lambda c, e: "?", guard=False)
+    note = {"note": lambda context, event: {"error": type(event.data).__name__}}
+    logic = MachineLogic(services={"ask": service}, actions=note).merge(budget_guards())
+    return create_machine(ASKING, logic)
+
+
+def test_a_pydantic_ai_service_under_the_sync_interpreter() -> None:
+    pytest.importorskip("guardchart.pydantic_ai")
+    from pydantic_ai import Agent
+    from pydantic_ai.models.test import TestModel
+
+    with pytest.raises(NotSupportedError, match="(?i)service 'ask' is async and not supported"):
+        SyncInterpreter(_asking(Agent(TestModel()))).start()
+
+
+async def test_a_pydantic_ai_service_is_charged_without_usage_logic() -> None:
+    """A ruling: budgets hold whether or not the chart records the usage itself."""
+    pytest.importorskip("guardchart.pydantic_ai")
+    from pydantic_ai import Agent
+    from pydantic_ai.models.test import TestModel
+
+    machine = _asking(Agent(TestModel(custom_output_text="A long answer")), max_tokens=10)
+    live = await Interpreter(machine).start()
+    await live.idle()
+    assert live.context["tokens_in"] + live.context["tokens_out"] >= 10
+    receipt = await live.send("AGAIN", wait=True)
+    assert receipt is not None and receipt.denied and live.context["turns"] == 1
+    live.stop()

@@ -23,9 +23,11 @@ from guardchart.agents import (
     BudgetPlugin,
     FakeModel,
     ModelResponse,
+    approval_event,
     check_budget_event_declared,
     handoff_guard,
     load_chart,
+    pending_approval,
     run_agent,
     run_agent_sync,
     spawn_agent,
@@ -362,6 +364,71 @@ async def test_a_list_of_a_state_above_bounds_an_agents_tools(open_desk: Any) ->
     assert live.context["reports"][0]["result"] == "Found."
 
 
+def lead_chart(**more: Any) -> dict[str, Any]:
+    """An agent that has a scout look first, and answers then."""
+    asking = {"target": "done", "actions": ["recordModelResponse", "storeResult"]}
+    return {
+        "id": "lead",
+        "initial": "looking",
+        "context": {"task": "look", "messages": []},
+        "states": {
+            "looking": {
+                "entry": "spawnScout",
+                "on": {"AGENT_DONE": "asking", "AGENT_FAILED": "asking"},
+                **more,
+            },
+            "asking": {"invoke": {"src": "callModel", "onDone": asking}},
+            "done": {"type": "final", "entry": "notifyParent"},
+        },
+    }
+
+
+@pytest.mark.parametrize("listed", [["*"], None], ids=["everything", "nothing"])
+async def test_an_agent_gives_its_agents_no_tool_that_it_was_not_given(
+    engine: str, listed: list[str] | None
+) -> None:
+    chart = lead_chart() if listed is None else lead_chart(meta={"tools": listed})
+    given: dict[str, Any] = {"parent_tools": ["search"]} if listed is None else {}
+    scout = clerk(engine, name="scout", tools=SEARCH, **given)
+    logic = clerk(engine, chart=chart, logic=scout)
+    live = running(create_machine(desk_chart(), logic), engine)
+    await ask(live, task="look")
+    (report,) = live.context["reports"]
+    assert report["type"] == "AGENT_FAILED" and report["error"] == {
+        "kind": "machine",
+        "message": "sub-agent tools ['search'] are not in the parent's allow-list []",
+    }
+    live.stop()
+
+
+async def test_an_agent_gives_its_agents_the_tools_that_it_was_given(engine: str) -> None:
+    script = [{"tool": "search", "args": {"query": "x"}}, {"text": "seen"}]
+    scout = clerk(engine, script, name="scout", tools=SEARCH)
+    logic = clerk(engine, chart=lead_chart(meta={"tools": ["*"]}), logic=scout, tools=SEARCH)
+    live = running(create_machine(desk_chart(meta={"tools": ["*"]}), logic), engine)
+    await ask(live, task="look")
+    assert live.context["reports"][0]["result"] == "Yes."
+    live.stop()
+
+
+async def test_an_agent_of_an_agent_is_approved_at_the_root(engine: str) -> None:
+    till = Till()
+    scout = clerk(engine, [pays("ann", 1), {"text": "paid"}], name="scout", tools=till.registry())
+    chart = lead_chart(meta={"tools": ["pay", "search"]})
+    logic = clerk(engine, chart=chart, logic=scout, tools=till.registry())
+    live = running(create_machine(desk_chart(meta={"tools": ["*"]}), logic), engine)
+    await ask(live, task="look")
+    (call,) = pending_approval(live.context)
+    assert call["agent_id"] == "desk:clerk-1:scout-1" and till.paid == []
+    assert pending_approval(json.loads(live.get_snapshot())) == [call]
+    sent = live.send(approval_event([call]), wait=True)
+    if engine == "async":
+        await sent
+        await quiet(live)
+    assert till.paid == [("ann", 1)] and live.context["reports"][0]["result"] == "Yes."
+    live.stop()
+
+
 async def test_a_model_of_the_other_kind_is_refused_in_the_action(engine: str) -> None:
     other = "sync" if engine == "async" else "async"
     live = running(create_machine(desk_chart(), clerk(other)), engine)
@@ -510,20 +577,9 @@ async def test_hand_offs_queued_behind_the_report_that_trips_spawn_nobody(engine
 async def test_what_agents_of_an_agent_spend_counts_in_the_budget_of_the_whole_tree(
     engine: str,
 ) -> None:
-    lead = {
-        "id": "lead",
-        "initial": "looking",
-        "context": {"task": "look", "messages": []},
-        "states": {
-            "looking": {"entry": "spawnScout", "on": {"AGENT_DONE": "asking"}},
-            "asking": {"invoke": {"src": "callModel", "onDone": {
-                "target": "done", "actions": ["recordModelResponse", "storeResult"]}}},
-            "done": {"type": "final", "entry": "notifyParent"},
-        },
-    }  # fmt: skip
     spent = {"usage": {"input_tokens": 2, "output_tokens": 1}}
     scout = clerk(engine, [{"text": "seen", **spent}], name="scout")
-    logic = clerk(engine, [{"text": "Yes.", **spent}], chart=lead, logic=scout)
+    logic = clerk(engine, [{"text": "Yes.", **spent}], chart=lead_chart(), logic=scout)
     plugin = BudgetPlugin(max_total_tokens=6)
     live = running(create_machine(desk_chart(), logic), engine, plugins=[plugin])
     await ask(live, task="look")

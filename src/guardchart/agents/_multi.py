@@ -160,7 +160,7 @@ class _Spawner:
             # No state depends on this line; it is how an operator learns that work was dropped.
             _LOG.warning("%s: %s: global budget exceeded; not spawning", scope.id, self.action)
             return
-        self._check_tools(scope.node)
+        self._check_tools(scope.node, scope.machine.logic)
         self._check_engine(scope)
         _check_strict(scope.machine)
         task = self._task(context, event)
@@ -205,12 +205,18 @@ class _Spawner:
         context["spawned_agents"] = counts
         return f"{self.name}-{number}"
 
-    def _check_tools(self, node: StateNode) -> None:
+    def _check_tools(self, node: StateNode, parent: Any) -> None:
         if not self.held:
             return
         declares = any(each.meta and "tools" in each.meta for each in (node, *node.ancestors))
+        allowed = allowed_tools(node)
+        own = getattr(parent, "attachments", {})
+        registry = own.get("registry")
+        if registry is not None and ("report" in own or allowed.everything):
+            # "*" is every tool the parent has; and an agent gives no more than it was given.
+            _check_subset(self.held, as_allowed(registry.names))
         if declares or not self.bounded:
-            _check_subset(self.held, allowed_tools(node))
+            _check_subset(self.held, allowed)
 
     def _check_engine(self, scope: Any) -> None:
         if scope.engine is None or scope.mixed or self.is_async == (scope.engine == "async"):
