@@ -80,7 +80,7 @@ class Ours:
 
     def fresh(self) -> Any:
         """A new conversation of one turn."""
-        return self._run(self._machine, prompt=QUESTION)
+        return self._run(self._machine, prompt=QUESTION, max_model_calls=1_000)
 
     def turn(self, saved: str) -> str:
         """The next turn of a saved conversation, saved again."""

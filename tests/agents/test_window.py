@@ -80,6 +80,34 @@ def test_window_keeps_the_task_it_is_told_rather_than_the_first():
     assert contents(cut(messages, 6, task="new")[0]) == ["new", "0", "1", "2", "3", "4"]
 
 
+def test_window_starts_with_the_question_of_the_turn_that_it_cuts_in_two():
+    old = [user_turn("old"), asks("a"), tool_turn("a", "ra"), asks("b"), tool_turn("b", "rb")]
+    messages = [user_turn("first"), assistant_turn("x"), *old, assistant_turn("y")]
+    messages += [user_turn("new"), assistant_turn("z")]
+    assert contents(window(messages, 6, task="new")) == ["old", "b", "rb", "y", "new", "z"]
+    assert contents(window(messages, 5, task="new")) == ["old", "y", "new", "z"]
+    assert contents(window(messages, 4, task="new")) == ["old", "y", "new", "z"]
+    assert contents(window(messages, 3, task="new")) == ["old", "new", "z"]
+    assert contents(window(messages, 2, task="new")) == ["new", "z"]
+
+
+def test_window_always_starts_with_the_user_where_the_user_has_spoken():
+    rng = random.Random(3)
+    for _ in range(300):
+        messages = []
+        for turn in range(rng.randrange(1, 6)):
+            messages.append(user_turn(f"question {turn}"))
+            for call in range(rng.randrange(0, 4)):
+                ident = f"{turn}-{call}"
+                messages += [asks(ident), tool_turn(ident, "r")]
+            messages.append(assistant_turn("answer"))
+        limit = rng.randrange(1, len(messages) + 1)
+        kept = window(messages, limit, task=f"question {turn}")
+        assert kept[0]["role"] == "user" and user_turn(f"question {turn}") in kept
+        assert len(kept) <= max(limit, 4)
+        assert_accepted(kept)
+
+
 def test_window_does_without_a_task_when_there_is_no_user_message():
     messages = [assistant_turn(str(n)) for n in range(5)]
     assert contents(cut(messages, 2)[0]) == ["3", "4"]

@@ -16,9 +16,10 @@ def window(
 ) -> list[Message]:
     """Cut a conversation to its task and its newest turns.
 
-    The window starts at a turn, never between an assistant message and its results. The newest
-    turn is kept whole even where it alone exceeds ``max_messages``: a model must see the
-    results it has just asked for.
+    The window never starts between an assistant message and its results, and it starts with a
+    message of the user's, as some providers demand: the task, or the question of the oldest turn
+    that is in it. The newest turn is kept whole even where it alone exceeds ``max_messages``: a
+    model must see the results it has just asked for.
 
     Args:
         messages: The conversation, newest last.
@@ -42,10 +43,12 @@ def window(
     total = len(messages)
     if total <= max_messages:
         return list(messages)
-    pinned = _task_index(messages, task)
     start = total - max_messages
+    pinned = _task_index(messages, task)
+    if (pinned is None or pinned >= start) and messages[start].get("role") != "user":
+        pinned = _question_index(messages, start)  # of the turn that is cut in two
     if pinned is not None and pinned < start:
-        start += 1  # the pinned task takes one place
+        start += 1  # it takes one place
     else:
         pinned = None
     newest = _newest_turn(messages)
@@ -167,6 +170,14 @@ def _task_index(messages: Sequence[Message], task: str | None) -> int | None:
                 return index
     for index, message in enumerate(messages):
         if message.get("role") == "user":
+            return index
+    return None
+
+
+def _question_index(messages: Sequence[Message], before: int) -> int | None:
+    """Where the last message of the user's stands that comes before a place."""
+    for index in range(before - 1, -1, -1):
+        if messages[index].get("role") == "user":
             return index
     return None
 
