@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from guardchart.errors import AgentConfigError
 from guardchart.kernel import Machine, Snapshot
-from guardchart.persistence import Store
 from guardchart.persistence._durable import durable, restored
 from guardchart.persistence._journal import Journal, open_journal, open_journal_async
 
 __all__ = ["Durable", "aopen_run", "open_run"]
+
+_METHODS: Final = ("load", "create", "commit")
 
 
 class Durable:
@@ -91,7 +92,8 @@ async def aopen_run(
 
 
 def _key(store: Any, key: str | None, snapshot: Any) -> str:
-    if not isinstance(store, Store):
+    # Asked of the class: `isinstance` would look at `ledger`, which opens one.
+    if not all(callable(getattr(type(store), name, None)) for name in _METHODS):
         raise AgentConfigError(
             "run_agent: store= takes a Store, e.g. SQLiteStore(path) or MemoryStore()"
         )

@@ -187,7 +187,8 @@ class Journal:
             return work
         self._last = self._root._snapshot
         notes, self._notes = self._notes, []
-        now = int(self._root.clock.now_ms())
+        # Upwards: no deadline that this snapshot sets lies further ahead of it than it should.
+        now = math.ceil(self._root.clock.now_ms())
         # Its size is for the store to judge.
         return _Write(self._root.dump(max_bytes=_UNBOUNDED), notes, now, self._noted)
 
