@@ -10,6 +10,7 @@ import pytest
 
 from guardchart import Event, MachineLogic, create_machine
 from guardchart.agents import (
+    BudgetPlugin,
     FakeModel,
     agent_logic,
     approval_event,
@@ -246,3 +247,94 @@ def test_a_log_replays_after_its_chart_gained_a_state_that_it_never_entered_p13(
     logic = agent_logic(FakeModel([], is_async=False), Bank().registry(), retry=AT_ONCE)
     snapshot = replay(create_machine(chart, logic), stepped.log)
     assert snapshot.context == stepped.step.snapshot.context
+
+
+# --- plugins -----------------------------------------------------------------------------------
+
+
+class Counter:
+    """Writes into the context and sends an event, as a budget does."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    def on_interpreter_start(self, interpreter: Any) -> None:
+        self.seen.append("start")
+
+    def on_before_send(self, interpreter: Any, event: Any) -> None:
+        if event.type == "REPORT":
+            count = interpreter.context["n"] + 1
+            interpreter.update_context({"n": count})
+            if count == 2:
+                interpreter.send("FULL", n=count)
+
+    def on_transition(self, interpreter: Any, before: Any, after: Any, receipt: Any) -> None:
+        self.seen.append(",".join(sorted(after)))
+
+    def on_interpreter_stop(self, interpreter: Any) -> None:
+        self.seen.append("stop")
+
+
+def _counting() -> Any:
+    def follow(scope: Any, context: Any, event: Any, action: Any) -> None:
+        scope.send("FOLLOW")
+
+    chart = {
+        "id": "m",
+        "initial": "a",
+        "context": {"n": 0, "order": []},
+        "states": {
+            "a": {
+                "on": {
+                    "REPORT": {"actions": ["noted", "follow"]},
+                    "FOLLOW": {"actions": "noted"},
+                    "FULL": {"target": "b", "actions": "noted"},
+                }
+            },
+            "b": {"on": {"FOLLOW": {"actions": "noted"}, "END": "c"}},
+            "c": {"type": "final"},
+        },
+    }
+
+    def noted(context: Any, event: Any) -> dict[str, Any]:
+        return {"order": [*context["order"], f"{event.type}{context['n']}"]}
+
+    return create_machine(chart, MachineLogic(actions={"noted": noted, "follow": follow}))
+
+
+def test_what_a_plugin_writes_and_sends_is_in_the_entry_and_replayed_p11() -> None:
+    machine, plugin = _counting(), Counter()
+    step = initial_agent_step(machine, plugins=[plugin])
+    log = [step.entry]
+    for event in ("REPORT", "REPORT", "END"):
+        step = transition_agent_step(machine, step, event)
+        log.append(json.loads(json.dumps(step.entry)))
+    assert step.snapshot.context["order"] == ["REPORT1", "FOLLOW1", "REPORT2", "FULL2", "FOLLOW2"]
+    assert plugin.seen[0] == "start" and plugin.seen[-1] == "stop"
+    assert plugin.seen.count("start") == plugin.seen.count("stop") == 1
+    before = list(plugin.seen)
+    assert replay(machine, log) == step.snapshot
+    assert plugin.seen == before
+    assert [entry["event"]["type"] for entry in log] == ["xstate.init", "REPORT", "REPORT", "END"]
+
+
+def test_a_budget_plugin_counts_on_the_step_path_and_replays_p11() -> None:
+    budget = BudgetPlugin(1.0)
+    chart = {
+        "id": "boss",
+        "initial": "on",
+        "context": {"total_usage": {}, "budget_exceeded": False},
+        "states": {
+            "on": {"on": {"AGENT_DONE": {}, "BUDGET_EXCEEDED": "over"}},
+            "over": {"type": "final"},
+        },
+    }
+    machine = create_machine(chart, MachineLogic())
+    step = initial_agent_step(machine, plugins=[budget])
+    log = [step.entry]
+    for cost in (0.4, 0.8):
+        report = {"type": "AGENT_DONE", "agent_id": "boss:w", "usage": {"cost_usd": cost}}
+        step = transition_agent_step(machine, step, report)
+        log.append(json.loads(json.dumps(step.entry)))
+    assert step.done and step.snapshot.context["budget_exceeded"] is True
+    assert replay(machine, log) == step.snapshot

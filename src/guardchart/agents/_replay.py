@@ -7,8 +7,9 @@ from typing import Any, Final, NamedTuple
 
 from guardchart.agents._recorded import recall_verdict
 from guardchart.agents._step import AgentStep, fingerprint, step_once
+from guardchart.agents._stepper import Recorded
 from guardchart.errors import GuardchartError, ReplayDivergedError, SnapshotError
-from guardchart.kernel import Machine, Snapshot, load
+from guardchart.kernel import Event, Machine, Snapshot, load
 
 __all__ = ["Fork", "fork", "replay"]
 
@@ -34,17 +35,18 @@ class Fork(NamedTuple):
     log: list[dict[str, Any]]
 
 
-class _Recorded:
+class _Given:
     """The arguments of a step that is replayed: the log's time, and nobody to ask."""
 
     ledger = scope = None
     trusted = True
+    plugins = ()
 
     def __init__(self, at_ms: float) -> None:
         self.now = at_ms
         self.snapshot: Snapshot | None = None
 
-    def after(self, machine: Machine, step: Any) -> _Recorded:
+    def after(self, machine: Machine, step: Any) -> _Given:
         self.snapshot = step.snapshot if isinstance(step, AgentStep) else step
         return self
 
@@ -142,9 +144,8 @@ def _replayed(
     if (record["kind"] == "init") is not (step is None):
         raise ReplayDivergedError("a log begins with the entry of initial_agent_step", index)
     try:
-        following = step_once(
-            machine, step, record, _Recorded(entry["at_ms"]), _verdicts(entry, index)
-        )
+        recorded = Recorded(_verdicts(entry, index), _updates(entry), _sends(entry))
+        following = step_once(machine, step, record, _Given(entry["at_ms"]), recorded)
     except GuardchartError as error:
         raise ReplayDivergedError(f"entry {index} cannot be applied: {error}", index) from error
     except (KeyError, TypeError, AttributeError, ValueError) as error:
@@ -175,6 +176,17 @@ def _verdicts(entry: Mapping[str, Any], index: int) -> dict[int, Any]:
     if not isinstance(noted, Mapping):
         raise ReplayDivergedError(f"entry {index} is not well formed", index)
     return {int(number): _recaller(data) for number, data in noted.items()}
+
+
+def _updates(entry: Mapping[str, Any]) -> list[tuple[int, str, Mapping[str, Any]]]:
+    return [(at, agent, dict(updates)) for at, agent, updates in entry.get("updates", ())]
+
+
+def _sends(entry: Mapping[str, Any]) -> dict[int, tuple[str, str, Event]]:
+    return {
+        int(number): (sent["agent"], sent["origin"], Event(sent["type"], sent["payload"]))
+        for number, sent in entry.get("sends", {}).items()
+    }
 
 
 def _recaller(data: Mapping[str, Any]) -> Callable[[Any, Any], Any]:

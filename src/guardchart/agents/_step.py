@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -14,7 +14,14 @@ from guardchart.agents._models import ModelResponse
 from guardchart.agents._recorded import dump_turn, dump_verdict, load_failure, plain
 from guardchart.agents._requests import AgentRequest
 from guardchart.agents._sources import with_sources
-from guardchart.agents._stepper import AgentAction, FixedClock, Stepper, Tape, Waiting
+from guardchart.agents._stepper import (
+    AgentAction,
+    FixedClock,
+    Recorded,
+    Stepper,
+    Tape,
+    Waiting,
+)
 from guardchart.errors import StepError
 from guardchart.kernel import Event, Machine, Receipt, Snapshot, as_event, dump, fired, load
 from guardchart.runtime._address import DECISIONS
@@ -32,6 +39,7 @@ class Origin:
     scope: str | None
     ledger: Any
     trusted: bool
+    plugins: tuple[Any, ...] = ()
 
     # A request is the data it carries: one read from a log equals the one a step made.
     def __eq__(self, other: object) -> bool:
@@ -48,6 +56,7 @@ class Origin:
             scope=self.scope if scope is None else scope,
             ledger=self.ledger if ledger is None else ledger,
             trusted=self.trusted,
+            plugins=self.plugins,
         )
 
 
@@ -79,7 +88,7 @@ class AgentStep:
     _origin: Origin = field(repr=False)
     _timers: tuple[AgentAction, ...] = field(repr=False)
     _record: Mapping[str, Any] = field(repr=False)
-    _verdicts: Mapping[int, Any] = field(repr=False)
+    _tape: Tape = field(repr=False, compare=False)
 
     @property
     def done(self) -> bool:
@@ -103,10 +112,22 @@ class AgentStep:
         event = plain(record.pop("event"), "the event")
         raw = _raw(record.pop("raw", None))
         entry: dict[str, Any] = {"event": event, "raw": raw, "at_ms": self.at_ms, **record}
-        if self._verdicts:
+        if self._tape.verdicts:
             entry["verdicts"] = {
                 str(number): dump_verdict(came, verdict)
-                for number, (_, came, verdict) in self._verdicts.items()
+                for number, (_, came, verdict) in self._tape.verdicts.items()
+            }
+        if self._tape.updates:
+            entry["updates"] = plain(self._tape.updates, "what a plugin wrote")
+        if self._tape.sends:
+            entry["sends"] = {
+                str(number): {
+                    "agent": agent,
+                    "origin": origin,
+                    "type": event.type,
+                    "payload": plain(event.payload, "what a plugin sent"),
+                }
+                for number, (agent, origin, event) in self._tape.sends.items()
             }
         entry["after"] = fingerprint(self.snapshot)
         return entry
@@ -122,15 +143,26 @@ class Given:
     """The arguments that every step takes, and the snapshot it starts from."""
 
     def __init__(
-        self, now: float | None, ledger: Any, scope: str | None, trusted: bool | None
+        self,
+        now: float | None,
+        ledger: Any,
+        scope: str | None,
+        trusted: bool | None,
+        plugins: Iterable[Any] | None = None,
     ) -> None:
+        self._plugins = None if plugins is None else tuple(plugins)
         self.now = time.time() * 1000.0 if now is None else float(now)
         self.ledger, self.scope, self.trusted = ledger, scope, trusted
         self.snapshot: Snapshot | None = None
 
+    @property
+    def plugins(self) -> tuple[Any, ...]:
+        return self._plugins or ()
+
     def after(self, machine: Machine, step: From | None) -> Given:
         if isinstance(step, AgentStep):
             origin = step._origin
+            self._plugins = origin.plugins if self._plugins is None else self._plugins
             self.ledger = origin.ledger if self.ledger is None else self.ledger
             self.scope = origin.scope if self.scope is None else self.scope
             self.trusted = origin.trusted if self.trusted is None else self.trusted
@@ -153,7 +185,7 @@ def step_once(
     step: From | None,
     record: Mapping[str, Any],
     given: Any,
-    recorded: Mapping[int, Any] | None = None,
+    recorded: Recorded | None = None,
 ) -> AgentStep:
     """Apply one record: what every step is, live or in a replay."""
     machine = with_sources(machine)
@@ -174,6 +206,7 @@ def step_once(
         input=event.get("input") if kind == "init" else None,
         tape=tape,
         trusted=given.trusted is True,
+        plugins=given.plugins,
     )
     stepper._drive()
     receipt: Receipt | None = None
@@ -186,7 +219,15 @@ def step_once(
         receipt = receipt or _dropped(stepper)
     elif kind != "init":
         receipt = _bring(stepper, record)
-    origin = Origin(machine, stepper.folded(), given.scope, given.ledger, given.trusted is True)
+    stepper.written()
+    origin = Origin(
+        machine,
+        stepper.folded(),
+        given.scope,
+        given.ledger,
+        given.trusted is True,
+        given.plugins,
+    )
     return AgentStep(
         snapshot=origin.snapshot,
         actions=tuple(tape.actions),
@@ -196,7 +237,7 @@ def step_once(
         _origin=origin,
         _timers=tuple(stepper.timers()),
         _record=record,
-        _verdicts=tape.verdicts,
+        _tape=tape,
     )
 
 

@@ -7,7 +7,7 @@ have to do is written down.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, NamedTuple, Self
 
@@ -20,6 +20,7 @@ from guardchart.kernel import (
     Event,
     Log,
     Machine,
+    Receipt,
     ScheduleTimer,
     Send,
     Snapshot,
@@ -31,10 +32,11 @@ from guardchart.kernel import (
 )
 from guardchart.runtime import BeforeStep, Invocation, ServiceScope
 from guardchart.runtime._base import InterpreterBase
-from guardchart.runtime._core import ENGINE, INSIDE, AnyEvent
+from guardchart.runtime._core import ENGINE, INSIDE, OUTSIDE, AnyEvent, Entry
+from guardchart.runtime._plugins import Plugins
 from guardchart.runtime._steps import _NOTHING
 
-__all__ = ["AgentAction", "Fed", "FixedClock", "Stepper", "Tape", "Waiting"]
+__all__ = ["AgentAction", "Fed", "FixedClock", "Recorded", "Stepper", "Tape", "Waiting"]
 
 ActionKind = Literal["timer", "cancel", "start", "stop", "emit", "log"]
 
@@ -84,21 +86,50 @@ class FixedClock:
         """Nothing to do."""
 
 
+class Recorded(NamedTuple):
+    """What a log holds of one step beside its event.
+
+    Attributes:
+        verdicts: ``(stepper, event) -> verdict`` by the number of the question.
+        updates: As `Tape.updates`.
+        sends: As `Tape.sends`.
+    """
+
+    verdicts: Mapping[int, Callable[[Any, Any], Any]]
+    updates: Sequence[tuple[int, str, Mapping[str, Any]]]
+    sends: Mapping[int, tuple[str, str, Event]]
+
+
 class Tape:
     """What one step wrote down, or, in a replay, what it reads instead of asking the hook.
 
     Attributes:
         actions: What the host is asked to do.
         verdicts: What the hooks said, by the number of the question.
-        recorded: The verdicts of a log; None where hooks are asked.
+        updates: What plugins wrote into contexts: how many macrosteps had been taken, the
+            agent, and the keys.
+        sends: What plugins sent, by how many events had been queued: the agent, where it came
+            from, and the event.
+        recorded: The verdicts, updates and sends of a log; None where hooks are asked.
     """
 
-    __slots__ = ("actions", "asked", "recorded", "verdicts")
+    __slots__ = (
+        "accepted",
+        "actions",
+        "asked",
+        "recorded",
+        "sends",
+        "stepped",
+        "updates",
+        "verdicts",
+    )
 
-    def __init__(self, recorded: Mapping[int, Any] | None = None) -> None:
+    def __init__(self, recorded: Recorded | None = None) -> None:
         self.actions: list[AgentAction] = []
         self.verdicts: dict[int, Any] = {}
-        self.asked = 0
+        self.updates: list[tuple[int, str, dict[str, Any]]] = []
+        self.sends: dict[int, tuple[str, str, Event]] = {}
+        self.asked = self.stepped = self.accepted = 0
         self.recorded = recorded
 
 
@@ -160,9 +191,21 @@ class Stepper(InterpreterBase):
         input: Any = None,
         tape: Tape | None = None,
         trusted: bool = False,
+        plugins: Iterable[Any] = (),
     ) -> Self:
         """A machine as its snapshot has it, children included, or entered anew."""
-        stepper = cls(machine, clock=clock, scope=scope, ledger=ledger, run=run, input=input)
+        stepper = cls(
+            machine,
+            clock=clock,
+            scope=scope,
+            ledger=ledger,
+            run=run,
+            input=input,
+            plugins=plugins,
+        )
+        if tape is not None and tape.recorded is not None:
+            # A replay shows nobody anything, not even plugins that are installed.
+            stepper._plugins = Plugins(())
         stepper.tape = tape if tape is not None else Tape()
         stepper.trusted = trusted
         stepper._snapshot = snapshot
@@ -220,8 +263,69 @@ class Stepper(InterpreterBase):
 
     # What differs from a running machine
 
+    def send(
+        self, event: str | Mapping[str, Any] | Event, *, wait: bool = False, **payload: Any
+    ) -> Receipt:
+        """What a plugin sends, which is part of the step and of its entry."""
+        entry = self._sent(as_event(event, payload or None), OUTSIDE)
+        return entry.receipt or self._refused("ignored", "queued")
+
     def post(self, event: str | Mapping[str, Any] | Event, **payload: Any) -> None:
-        self._accept(as_event(event, payload or None), INSIDE)
+        """As `send`, from inside."""
+        self._sent(as_event(event, payload or None), INSIDE)
+
+    def _sent(self, event: Event, origin: str) -> Entry:
+        self.tape.sends[self.tape.accepted] = (self.id, origin, event)
+        return self._accept(event, origin)
+
+    def _accept_entry(self, entry: Entry) -> Entry:
+        self._inject()
+        self.tape.accepted += 1
+        return super()._accept_entry(entry)
+
+    def _drive(self) -> None:
+        super()._drive()
+        if self.parent is None and not self._driving:
+            self._inject()
+
+    def _inject(self) -> None:
+        """In a replay, queue what a plugin had sent at this point."""
+        tape = self.tape
+        if tape.recorded is None:
+            return
+        found = tape.recorded.sends.get(tape.accepted)
+        for actor in () if found is None else self._root().tree():
+            if found is not None and actor.id == found[0]:
+                tape.accepted += 1
+                InterpreterBase._accept_entry(actor, Entry(found[2], found[1]))
+                break
+
+    def _root(self) -> Any:
+        root: Any = self
+        while root.parent is not None:
+            root = root.parent
+        return root
+
+    def update_context(self, updates: Mapping[str, Any]) -> None:
+        """What a plugin writes, which is part of the step and of its entry."""
+        super().update_context(updates)
+        self.tape.updates.append((self.tape.stepped, self.id, dict(updates)))
+
+    def _step(self, event: AnyEvent) -> Receipt:
+        self.written()
+        self.tape.stepped += 1
+        return super()._step(event)
+
+    def written(self) -> None:
+        """In a replay, write what a plugin had written at this point."""
+        tape = self.tape
+        if tape.recorded is None:
+            return
+        for at, agent, updates in tape.recorded.updates:
+            if at == tape.stepped:
+                for actor in self._root().tree():
+                    if actor.id == agent:
+                        InterpreterBase.update_context(actor, updates)
 
     def _join(self, parent: Any) -> None:
         self.tape = parent.tape
@@ -230,7 +334,6 @@ class Stepper(InterpreterBase):
 
     def _revive(self, restored: Snapshot) -> None:
         """Take up the snapshot as it is: nothing is started again, nothing was interrupted."""
-        self._announce()
         for name, child in restored.children.items():
             if child.status != "active":
                 continue
@@ -305,7 +408,7 @@ class Stepper(InterpreterBase):
         number = tape.asked
         tape.asked += 1
         if tape.recorded is not None:
-            noted = tape.recorded.get(number)
+            noted = tape.recorded.verdicts.get(number)
             return _NOTHING if noted is None else noted(self, event)
         verdict = super()._ask_hook(event, origin)
         if verdict is not _NOTHING:

@@ -8,7 +8,7 @@ each result to `resolve_agent_step`, and keeps the step's ``entry``.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from guardchart.agents._recorded import dump_failure, plain
@@ -38,6 +38,7 @@ def initial_agent_step(
     now: float | None = None,
     ledger: Any = None,
     scope: str | None = None,
+    plugins: Iterable[Any] | None = None,
 ) -> AgentStep:
     """Start an agent.
 
@@ -50,6 +51,8 @@ def initial_agent_step(
         ledger: Where approvals and claims are kept, instead of the logic's own. Later steps
             and requests go on with it.
         scope: The thread id or store key that tool calls are filed under; the run by default.
+        plugins: Observers of this and later steps. What one writes by ``update_context`` is part
+            of the step's entry.
 
     Returns:
         The first step.
@@ -68,7 +71,7 @@ def initial_agent_step(
     """
     nonce = run if run is not None else uuid.uuid4().hex
     record = {"kind": "init", "event": {"type": "xstate.init", "input": input}, "run": nonce}
-    return step_once(machine, None, record, Given(now, ledger, scope, trusted=True))
+    return step_once(machine, None, record, Given(now, ledger, scope, True, plugins))
 
 
 def transition_agent_step(
@@ -81,6 +84,7 @@ def transition_agent_step(
     ledger: Any = None,
     scope: str | None = None,
     trusted: bool | None = None,
+    plugins: Iterable[Any] | None = None,
 ) -> AgentStep:
     """Take one event from outside, or a timer that is due.
 
@@ -98,6 +102,7 @@ def transition_agent_step(
         scope: As for `initial_agent_step`; the previous step's by default.
         trusted: Whether a snapshot is your own, so that what its child machines have in store
             (delayed sends, spawned actors) is taken up; True after a step, else False.
+        plugins: As for `initial_agent_step`; the previous step's by default.
 
     Returns:
         The next step; ``receipt`` says what became of the event. A denied one leaves the
@@ -118,7 +123,10 @@ def transition_agent_step(
         (['door.open'], 'taken')
     """
     return step_once(
-        machine, step, _event_record(machine, event, agent), Given(now, ledger, scope, trusted)
+        machine,
+        step,
+        _event_record(machine, event, agent),
+        Given(now, ledger, scope, trusted, plugins),
     )
 
 
@@ -134,6 +142,7 @@ def resolve_agent_step(
     ledger: Any = None,
     scope: str | None = None,
     trusted: bool | None = None,
+    plugins: Iterable[Any] | None = None,
 ) -> AgentStep:
     """Bring the result of a request.
 
@@ -152,6 +161,7 @@ def resolve_agent_step(
         ledger: As for `initial_agent_step`; the previous step's by default.
         scope: As for `initial_agent_step`; the previous step's by default.
         trusted: As for `transition_agent_step`.
+        plugins: As for `initial_agent_step`; the previous step's by default.
 
     Returns:
         The next step.
@@ -181,7 +191,7 @@ def resolve_agent_step(
     else:
         value = plain(None if output is _UNSET else output, "the result of a request")
         record |= {"kind": "result", "event": {"type": "xstate.done.actor", "output": value}}
-    return step_once(machine, step, record, Given(now, ledger, scope, trusted))
+    return step_once(machine, step, record, Given(now, ledger, scope, trusted, plugins))
 
 
 def get_agent_requests(
