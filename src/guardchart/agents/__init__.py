@@ -82,7 +82,8 @@ from guardchart.agents._requests import (
     request_from_json,
 )
 from guardchart.agents._resolve import resolve_decision, resolve_decision_sync
-from guardchart.agents._run import AgentResult, run_agent, run_agent_sync
+from guardchart.agents._result import AgentResult
+from guardchart.agents._run import run_agent, run_agent_sync
 from guardchart.agents._setup import AgentSetup, TypedResult, setup_agent
 from guardchart.agents._sources import agent_sources
 from guardchart.agents._stepper import AgentAction

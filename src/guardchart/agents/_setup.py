@@ -12,7 +12,8 @@ from pydantic import BaseModel
 
 from guardchart.agents._accepted import EVENTS, check_payload, event_table
 from guardchart.agents._request_logic import fit_error
-from guardchart.agents._run import AgentResult, run_agent, run_agent_sync
+from guardchart.agents._result import AgentResult
+from guardchart.agents._run import run_agent, run_agent_sync
 from guardchart.agents._sources import with_sources
 from guardchart.errors import AgentConfigError, AgentError, ChartError
 from guardchart.gate._arguments import ArgumentsRefused
