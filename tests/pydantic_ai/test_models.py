@@ -147,3 +147,39 @@ async def test_it_decides_which_event_comes_next() -> None:
     await interpreter.settle()
     assert interpreter.current_state_ids == {"m.right"}
     interpreter.stop()
+
+
+async def test_a_decision_forces_one_tool_and_brings_its_settings() -> None:
+    from pydantic_ai.messages import ModelMessage
+    from pydantic_ai.models.function import AgentInfo, FunctionModel
+
+    from guardchart.agents import (
+        ModelSettings,
+        create_decision_logic,
+        decide_with,
+        resolve_decision,
+    )
+
+    shown: list[Any] = []
+
+    def answer(messages: list[ModelMessage], info: AgentInfo) -> Any:
+        shown.append(info.model_settings)
+        return Script(call("send_event_RIGHT", {}))(messages, info)
+
+    asked = model(FunctionModel(answer), settings={"max_tokens": 30, "temperature": 1.0})
+    request = create_decision_logic(
+        allowed_events=["LEFT", "RIGHT"], temperature=0.25, seed=7, max_output_tokens=90
+    ).request()
+    assert await resolve_decision(request, decide_with(asked)) == {"type": "RIGHT"}
+    assert shown == [
+        {
+            "max_tokens": 30,
+            "temperature": 0.25,
+            "seed": 7,
+            "tool_choice": "required",
+            "parallel_tool_calls": False,
+        }
+    ]
+    # Without tools there is nothing to be forced.
+    forced = asked.with_settings(ModelSettings(force_tool=True))
+    assert forced._options([], {})["model_settings"] == {"max_tokens": 30, "temperature": 1.0}

@@ -30,6 +30,7 @@ from pydantic_ai.tools import ToolDefinition
 
 from guardchart.agents import Message, Usage
 from guardchart.agents import ModelResponse as Turn
+from guardchart.agents import ModelSettings as Wanted
 from guardchart.agents._models import ToolSchema
 from guardchart.agents._providers import own_name, read_arguments, tool_parts, wire_name, wire_names
 from guardchart.errors import AgentConfigError
@@ -111,6 +112,20 @@ class PydanticAIModel:
         made._settings = {**self._settings, "max_tokens": max_output_tokens}
         return made
 
+    def with_settings(self, settings: Wanted) -> Self:
+        """Return the same model, asked with these settings in place of its own options.
+
+        A cap larger than the model's own stays without effect.
+        """
+        cap = settings.max_output_tokens
+        made = copy.copy(self if cap is None else self.capped(cap))
+        names = ("temperature", "top_p", "top_k", "seed", "stop_sequences")
+        wanted = {key: value for key, value in settings.given().items() if key in names}
+        if settings.force_tool:
+            wanted |= {"tool_choice": "required", "parallel_tool_calls": False}
+        made._settings = {**made._settings, **wanted}
+        return made
+
     def __call__(self, messages: list[Message], tools: list[ToolSchema]) -> Turn | Awaitable[Turn]:
         """Ask the model for one turn; the provider's own errors pass through."""
         names = wire_names(tools)
@@ -155,8 +170,12 @@ class PydanticAIModel:
                     name=names[name], description=description, parameters_json_schema=parameters
                 )
             )
+        settings = dict(self._settings)
+        if not definitions:  # a choice among none is refused
+            settings.pop("tool_choice", None)
+            settings.pop("parallel_tool_calls", None)
         return {
-            "model_settings": cast("ModelSettings", dict(self._settings)) or None,
+            "model_settings": cast("ModelSettings", settings) or None,
             "model_request_parameters": ModelRequestParameters(function_tools=definitions),
         }
 
