@@ -280,12 +280,12 @@ VALUES: list[tuple[str, str, Any]] = [
     (AGENTS, "ToolRegistry", ANY),
     (GRAPH, "LANGGRAPH_TESTED", ANY),
     (PYDANTIC_AI, "PYDANTIC_AI_TESTED", ANY),
+    (GRAPH, "LangChainCallbackPlugin", ANY),
 ]
 
 NOT_YET: list[tuple[str, str]] = [
     (GRAPH, "GraphInterruptedError"),
     (GRAPH, "INTERRUPT_KEY"),
-    (GRAPH, "LangChainCallbackPlugin"),
     (GRAPH, "langgraph_service"),
 ]
 """Names of later parts."""

@@ -39,3 +39,10 @@ def test_guard_tool_node_does_not_send_the_rejected_mail() -> None:
     lines = run("guard_tool_node.py")
     assert lines[-1] == "mails sent: ['bob@work.example']"
     assert "c2: not run: rejected by a reviewer: who?" in lines
+
+
+def test_langsmith_transitions_prints_the_tree_that_the_page_shows() -> None:
+    lines = run("langsmith_transitions.py")
+    assert lines[-1] == "runs left open: []"
+    page = (ROOT / "docs" / "bridges" / "langchain.md").read_text(encoding="utf-8")
+    assert "\n".join(lines[:-1]) in page

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import threading
 import time
 from typing import Any
@@ -35,6 +36,7 @@ async def test_hooks_come_in_order_over_a_whole_life(rig: Rig, recorder: Recorde
         "on_event_received",
         "on_transition",
         "on_service_start",
+        "on_service_call",
         "on_service_done",
         "on_event_received",
         "on_transition",
@@ -131,8 +133,35 @@ async def test_raising_hooks_are_contained_and_named_without_their_words(
     logic = MachineLogic(services={"svc": lambda input: 7})
     live = await rig.start(CALLER, logic, plugins=[Bad(), recorder])
     await rig.send(live, "GO")
-    assert live.status == "done" and len(recorder.calls) == 11
+    assert live.status == "done" and len(recorder.calls) == 12
     assert "RuntimeError" in caplog.text and "secret" not in caplog.text
+
+
+@pytest.mark.parametrize("form", ["plain", "async"])
+async def test_what_a_plugin_sets_for_a_service_is_seen_by_it_alone(rig: Rig, form: str) -> None:
+    mark: contextvars.ContextVar[str] = contextvars.ContextVar("mark", default="")
+    seen: list[str] = []
+
+    class Marks:
+        def on_service_call(self, interpreter: Any, invocation: Any) -> None:
+            mark.set(invocation.src)
+
+        def on_service_done(self, interpreter: Any, invocation: Any, output: Any) -> None:
+            seen.append(f"done:{mark.get()}")
+
+    def plain(input: Any) -> None:
+        seen.append(mark.get())
+
+    async def awaited(input: Any) -> None:
+        seen.append(mark.get())
+
+    service = plain if form == "plain" else awaited
+    logic = MachineLogic(services={"svc": service})
+    options = {} if rig.is_async else {"allow_async": True}
+    live = await rig.start(CALLER, logic, plugins=[Marks()], **options)
+    await rig.send(live, "GO")
+    assert live.status == "done" and seen[0] == "svc"
+    assert mark.get() == ""
 
 
 def test_an_async_hook_is_refused(toggle: Any) -> None:

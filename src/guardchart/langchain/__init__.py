@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from guardchart._extras import LANGCHAIN_TESTED, installed_version, require, warn_untested
 
 if TYPE_CHECKING:
+    from guardchart.langchain._callbacks import LangChainCallbackPlugin
     from guardchart.langchain._guarded import guard_tool
     from guardchart.langchain._messages import from_langchain_messages, to_langchain_messages
     from guardchart.langchain._middleware import StatechartMiddleware
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = [
     "GuardState",
     "LANGCHAIN_TESTED",
+    "LangChainCallbackPlugin",
     "StatechartMiddleware",
     "approval_gate",
     "chat_model",
@@ -33,6 +35,7 @@ __all__ = [
 
 _MODULES = {
     "GuardState": "_nodes",
+    "LangChainCallbackPlugin": "_callbacks",
     "StatechartMiddleware": "_middleware",
     "approval_gate": "_nodes",
     "chat_model": "_models",

@@ -18,6 +18,7 @@ from guardchart._extras import (
 )
 
 if TYPE_CHECKING:
+    from guardchart.langchain import LangChainCallbackPlugin
     from guardchart.langgraph._graph import statechart_graph
     from guardchart.langgraph._ledger import ledger_for
     from guardchart.langgraph._node import statechart_node
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LANGGRAPH_TESTED",
+    "LangChainCallbackPlugin",
     "apending_approval",
     "aresume_pending",
     "check_langgraph_version",
@@ -43,6 +45,7 @@ __all__ = [
 ]
 
 _MODULES = {
+    "LangChainCallbackPlugin": "guardchart.langchain",
     "apending_approval": "_threads",
     "aresume_pending": "_threads",
     "ledger_for": "_ledger",
@@ -61,7 +64,8 @@ def __getattr__(name: str) -> Any:
     if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     warn_untested("LangGraph", installed_version("langgraph"), LANGGRAPH_TESTED)
-    value = getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    home = module if "." in module else f"{__name__}.{module}"
+    value = getattr(importlib.import_module(home), name)
     globals()[name] = value
     return value
 

@@ -27,6 +27,7 @@ HOOKS = (
     "on_event_received",
     "on_transition",
     "on_service_start",
+    "on_service_call",
     "on_service_done",
     "on_service_error",
     "on_chunk",
@@ -73,6 +74,12 @@ class Plugin(Protocol):
 
     def on_service_start(self, interpreter: Any, invocation: Any, input: Any) -> None:
         """A service or child machine is about to start; see `Invocation`."""
+
+    def on_service_call(self, interpreter: Any, invocation: Any) -> None:
+        """A service is called now, on the thread or in the task where it runs.
+
+        Its context variables are its own: what is set here, the service sees and nobody else.
+        """
 
     def on_service_done(self, interpreter: Any, invocation: Any, output: Any) -> None:
         """It gave its output, which its machine is told next."""
@@ -122,6 +129,10 @@ class Plugins:
         self.items = (*self.items, plugin)
         for hook, call in found:
             self._calls[hook] = (*self._calls.get(hook, ()), call)
+
+    def has(self, hook: str) -> bool:
+        """Whether a plugin has this hook."""
+        return hook in self._calls
 
     def call(self, hook: str, *args: Any) -> None:
         """Call ``hook`` of every plugin that has it; what one raises is logged, not raised."""

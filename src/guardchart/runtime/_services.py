@@ -176,6 +176,8 @@ def call_service(
 ) -> Any:
     """Call the service in its form; returns what it returns, an awaitable if it is async."""
     service = invocation.service
+    if interpreter._plugins.items:
+        interpreter._plugins.call("on_service_call", interpreter, invocation)
     if (_form(service) if form is None else form) == 1:
         return service(invocation.input)
     snapshot = interpreter._snapshot

@@ -8,6 +8,7 @@ delays nothing. One that promises to end by itself (``bounded = True``) is spare
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import inspect
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -232,7 +233,12 @@ class SyncInterpreter(InterpreterBase):
             self._launch(invocation, WORKERS.start, call_service, self, invocation)
         else:
             try:
-                output = call_service(self, invocation, manner.form)
+                if self._plugins.has("on_service_call"):
+                    # What a plugin sets for the service is not the caller's to keep.
+                    context = contextvars.copy_context()
+                    output = context.run(call_service, self, invocation, manner.form)
+                else:
+                    output = call_service(self, invocation, manner.form)
             except Exception as error:
                 self._finish(invocation, None, error)
             else:

@@ -9,13 +9,20 @@ import importlib
 from typing import Any
 
 _HOME = {
+    "LangSmithRecorder": "guardchart.testing._langsmith",
     "LedgerConformance": "guardchart.testing._ledger",
     "Refusal": "guardchart.testing._executors",
     "ScriptedExecutors": "guardchart.testing._executors",
     "StoreConformance": "guardchart.testing._store",
 }
 
-__all__ = ["LedgerConformance", "Refusal", "ScriptedExecutors", "StoreConformance"]
+__all__ = [
+    "LangSmithRecorder",
+    "LedgerConformance",
+    "Refusal",
+    "ScriptedExecutors",
+    "StoreConformance",
+]
 
 
 def __getattr__(name: str) -> Any:
