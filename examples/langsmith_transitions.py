@@ -71,7 +71,7 @@ def app() -> Any:
 
 
 def main() -> None:
-    with LangSmithRecorder() as recorder:
+    with LangSmithRecorder(zstd=True) as recorder:
         client = Client(api_url=recorder.url, api_key="none")
         tracer: BaseCallbackHandler = LangChainTracer(client=client, project_name="refunds")
         config = {"callbacks": [tracer], "configurable": {"thread_id": "ticket-7"}}

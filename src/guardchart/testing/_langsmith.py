@@ -16,7 +16,6 @@ __all__ = ["LangSmithRecorder"]
 
 _INFO: Final = {
     "version": "0.10.0",
-    "instance_flags": {"zstd_compression_enabled": True},
     "batch_ingest_config": {
         "use_multipart_endpoint": True,
         "size_limit": 100,
@@ -37,6 +36,8 @@ class LangSmithRecorder:
 
     Args:
         multipart: Whether clients are told to use the multipart endpoint.
+        zstd: Whether clients are told that they may compress. A client that does keeps a thread
+            until its process ends, and one that does not logs that it could.
 
     Attributes:
         url: The client's ``api_url``.
@@ -52,13 +53,14 @@ class LangSmithRecorder:
         ['hello']
     """
 
-    def __init__(self, *, multipart: bool = True) -> None:
+    def __init__(self, *, multipart: bool = True, zstd: bool = False) -> None:
         self.bodies: list[bytes] = []
         self._runs: dict[str, dict[str, Any]] = {}
         self._lock = threading.Lock()
         self._info = json.dumps(
             {
                 **_INFO,
+                "instance_flags": {"zstd_compression_enabled": zstd},
                 "batch_ingest_config": {
                     **_INFO["batch_ingest_config"],  # type: ignore[dict-item]
                     "use_multipart_endpoint": multipart,
