@@ -255,3 +255,33 @@ def test_an_owned_value_is_checked_where_it_is() -> None:
     assert copy is value
     with pytest.raises(SnapshotError):
         copy_json({"context": [math.inf]}, MAX_BYTES, MAX_DEPTH, NAMES, owned=True)
+
+
+class _Text(str):
+    """A subclass may do anything when it is read."""
+
+
+@pytest.mark.parametrize(
+    ("last", "path"),
+    [
+        ({"role": "user", "content": _Text("x")}, "$.context[2].<key 2>"),
+        ({"role": "user", "content": b"x"}, "$.context[2].<key 2>"),
+        ({"role": "user", "content": math.nan}, "$.context[2].<key 2>"),
+        ({"role": "user", _Text("content"): "x"}, "$.context[2]"),
+        ({"role": "user", 7: "x"}, "$.context[2]"),
+    ],
+)
+def test_a_list_of_texts_is_checked_to_its_last_entry(last: Any, path: str) -> None:
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
+    good = {"context": [*messages, {"role": "user", "content": "x"}]}
+    copy, size = copy_json(good, MAX_BYTES, MAX_DEPTH, NAMES)
+    assert copy == good and size == copy_json(good, MAX_BYTES, MAX_DEPTH, NAMES, owned=True)[1]
+    assert not {id(each) for each in copy["context"]} & {id(each) for each in good["context"]}
+    for cap in (size - 1, 20, 3):
+        with pytest.raises(SnapshotError, match="larger than"):
+            copy_json(good, cap, MAX_DEPTH, NAMES)
+    with pytest.raises(SnapshotError, match="nested deeper"):
+        copy_json(good, MAX_BYTES, 2, NAMES)
+    with pytest.raises(SnapshotError) as refused:
+        copy_json({"context": [*messages, last]}, MAX_BYTES, MAX_DEPTH, NAMES)
+    assert refused.value.path == path

@@ -25,6 +25,7 @@ _INT_LIMIT: Final = 10**4300
 _FLOAT_MAX: Final = 1.7976931348623157e308
 _SEGMENTS_SHOWN: Final = 12
 _OBJECTS: Final = {dict}
+_TEXTS: Final = {str}
 
 _TYPE: Final = "only null, booleans, numbers, strings, lists and objects are JSON"
 _KEY: Final = "the keys of an object must be strings"
@@ -139,10 +140,9 @@ def _copy(
                     elif kind is not float or not -_FLOAT_MAX <= item <= _FLOAT_MAX:
                         raise _Refused
             elif (
-                owned
-                and depth <= max_depth
+                depth <= max_depth
                 and set(map(type, node)) == _OBJECTS
-                and (measured := _all_texts(node, left)) is not None
+                and (measured := _all_texts(node, left, owned)) is not None
             ):
                 left = measured - 2 * len(node)
             else:
@@ -170,18 +170,27 @@ def _copy(
     return copy, max_bytes - left
 
 
-def _all_texts(objects: list[dict[str, Any]], left: int) -> int | None:
+def _all_texts(objects: list[dict[Any, Any]], left: int, owned: bool) -> int | None:
     """What is left of the size cap after objects that hold nothing but texts; None for others.
 
-    A conversation is a list of such objects, and a parser makes no subclass of ``str`` and no
-    other key: its messages are measured all at once, without a step for each of their entries.
+    A conversation is a list of such objects: its messages are copied and measured all at once,
+    without a step for each of their entries. A parser makes no subclass of ``str`` and no other
+    key, so there only the values are in question.
     """
+    fields = sum(map(len, objects))
+    if fields > left:
+        raise _TooLarge
+    copies = objects if owned else list(map(dict.copy, objects))
+    texts = list(chain.from_iterable(map(dict.values, copies)))
+    texts.extend(chain.from_iterable(copies))
     try:
-        texts = "".join(chain.from_iterable(map(dict.values, objects)))
+        if not owned and set(map(type, texts)) != _TEXTS:
+            return None
+        size = len("".join(texts))
     except TypeError:
         return None
-    fields = sum(map(len, objects))
-    return left - 4 * fields - len(texts) - len("".join(chain.from_iterable(objects)))
+    objects[:] = copies
+    return left - 4 * fields - size
 
 
 class _Place:
