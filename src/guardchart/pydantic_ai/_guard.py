@@ -9,7 +9,7 @@ import sys
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from pydantic_ai.capabilities import AbstractCapability, CapabilityOrdering, durable_operation
 from pydantic_ai.exceptions import ModelRetry, ToolFailed, UserError
@@ -41,8 +41,10 @@ _TOOL_SEARCH = "tool_search"
 """The provider looks for tools; those it finds are called as any other."""
 NOT_NOW = "An answer is not possible in this state; go on with the tools you have."
 
-Runner = Any
-"""A GuardSession, a started interpreter, or a callable of RunContext that returns one."""
+Chart: TypeAlias = GuardSession | Interpreter | SyncInterpreter | ServiceScope
+"""A GuardSession, or an interpreter that was started."""
+Runner: TypeAlias = Chart | Callable[[RunContext[AgentDepsT]], Chart | Awaitable[Chart]]
+"""A chart, or a callable of RunContext that returns one."""
 
 
 class StatechartGuard(AbstractCapability[AgentDepsT]):
@@ -90,7 +92,7 @@ class StatechartGuard(AbstractCapability[AgentDepsT]):
 
     def __init__(
         self,
-        runner: Runner,
+        runner: Runner[AgentDepsT],
         *,
         scope: str | Callable[[RunContext[AgentDepsT]], str] | None = None,
         on_denied: Literal["fail_call", "fail_run"] = "fail_call",
@@ -122,7 +124,7 @@ class StatechartGuard(AbstractCapability[AgentDepsT]):
         self.id = id
         self.description = None
         self.defer_loading = False
-        self._runner = runner
+        self._runner: Any = runner
         self._scope = scope
         self._on_denied = on_denied
         self._native = native

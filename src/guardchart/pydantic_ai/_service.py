@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from pydantic_ai.agent import AbstractAgent
 from pydantic_ai.messages import (
@@ -41,25 +41,26 @@ from guardchart.runtime import ServiceScope
 
 __all__ = ["PydanticAIService", "pydantic_ai_service"]
 
-From = Callable[[Mapping[str, Any], Any], Any]
-_NO_PROMPT: Final = object()
+From: TypeAlias = Callable[[Mapping[str, Any], Any], Any]
+DepsT = TypeVar("DepsT")
+OutputT = TypeVar("OutputT")
 
 
 def pydantic_ai_service(
-    agent: Any,
+    agent: AbstractAgent[DepsT, OutputT],
     *,
     prompt_from: From,
-    deps_from: From | None = None,
+    deps_from: Callable[[Mapping[str, Any], Any], DepsT] | None = None,
     stream: bool = False,
     history_from: From | None = None,
     limits_from: From | None = None,
     guard: bool = True,
-) -> PydanticAIService:
+) -> PydanticAIService[DepsT, OutputT]:
     """Make an Agent a service of a chart, its tools behind the invoking state's allow-list.
 
     Args:
         agent: a pydantic-ai Agent. An object that only has ``run(prompt, deps=)`` (and
-            ``run_stream``) works, too; nothing guards its tools.
+            ``run_stream``) works, too, typed as Any; nothing guards its tools.
         prompt_from: ``(context, event) -> prompt``. Not asked when a HUMAN_* event resumes a
             paused run. While one waits, a prompt closes its calls as superseded; None goes on.
         deps_from: ``(context, event) -> deps``.
@@ -100,7 +101,7 @@ def pydantic_ai_service(
     )
 
 
-class PydanticAIService:
+class PydanticAIService(Generic[DepsT, OutputT]):
     """Runs an agent: ``(scope, context, event) -> {"output", "usage"}``. See the function."""
 
     __guardchart_form__ = 3
@@ -122,7 +123,7 @@ class PydanticAIService:
             raise AgentConfigError(
                 f"pydantic_ai_service: {type(agent).__name__} is no agent; it has no run()"
             )
-        self.agent = agent
+        self.agent: AbstractAgent[DepsT, OutputT] = agent
         self._prompt_from = prompt_from
         self._deps_from = deps_from
         self._stream = stream
@@ -192,7 +193,8 @@ class PydanticAIService:
             prompt = self._prompt_from(context, event)
         if self._stream and scope is not None:
             options["event_stream_handler"] = _Streamed(scope, session)
-        return await self.agent.run(prompt, **options)
+        run: Any = self.agent.run
+        return await run(prompt, **options)
 
     def _resumed(
         self,
@@ -261,12 +263,13 @@ class PydanticAIService:
     ) -> Spent:
         prompt = self._prompt_from(context, event)
         deps = _asked(self._deps_from, context, event)
-        if self._stream and scope is not None and hasattr(self.agent, "run_stream"):
-            async with self.agent.run_stream(prompt, deps=deps) as run:
+        other: Any = self.agent
+        if self._stream and scope is not None and hasattr(other, "run_stream"):
+            async with other.run_stream(prompt, deps=deps) as run:
                 async for delta in run.stream_text(delta=True):
                     scope.stream({"delta": delta})
                 return self._told(await run.get_output(), run, scope)
-        result = self.agent.run(prompt, deps=deps)
+        result = other.run(prompt, deps=deps)
         if isinstance(result, Awaitable):
             result = await result
         output = result.output if hasattr(result, "output") else getattr(result, "data", None)

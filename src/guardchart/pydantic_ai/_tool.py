@@ -27,7 +27,7 @@ def agent_tool_from_machine(
     name: str = "run_statechart",
     description: str = _DESCRIPTION,
     store: Any = None,
-) -> Tool[Any]:
+) -> Tool[object]:
     """Make a machine a tool of a pydantic-ai agent, its own budgets and rules still in force.
 
     The tool gives ``{"state", "output", "error"}`` and nothing of the inner conversation.
@@ -66,11 +66,11 @@ def agent_tool_from_machine(
         )
     machine = _Runner(runner, store)
 
-    async def run_statechart(ctx: RunContext[Any], prompt: str) -> dict[str, Any]:
+    async def run_statechart(ctx: RunContext[object], prompt: str) -> dict[str, Any]:
         key = f"{ctx.conversation_id}:{ctx.tool_call_id}"
         return await machine.run(prompt, key)
 
-    made: Tool[Any] = Tool(run_statechart, name=name, description=description, takes_ctx=True)
+    made: Tool[object] = Tool(run_statechart, name=name, description=description, takes_ctx=True)
 
     async def function(prompt: str) -> dict[str, Any]:
         return await machine.run(prompt, None)
