@@ -123,7 +123,11 @@ class ChartSide:
         name = shown_name(call.name)
         ident = call.id if type(call.id) is str and call.id.isprintable() else ""
         kind = f"tool.{verb}" if name == "*" else f"tool.{verb}.{name}"
-        return self._step(Event(kind, {"id": ident, **payload}))
+        return self._tell(kind, {"id": ident, **payload})
+
+    def _tell(self, kind: str, payload: dict[str, Any]) -> Any:
+        """Send what a door has to say; None where no state of the chart could take it."""
+        return self._step(Event(kind, payload)) if self._chart.hears(kind) else None
 
     def _step(self, event: Any) -> Any:
         return self._chart.step(event, self._ms())

@@ -42,15 +42,27 @@ class _Chart:
         self._exact = {key for key in named if not key.endswith("*")}
         self._prefixes = tuple(key[:-1] for key in named if key.endswith("*"))
         self._moving: dict[str, bool] = {}
+        self._allowed: dict[frozenset[str], Allowed] = {}
+
+    def allowed_in(self, state_ids: frozenset[str]) -> Allowed:
+        """Return what a configuration allows; charts do not change, so it is read once."""
+        known = self._allowed.get(state_ids)
+        if known is None:
+            nodes = self.machine.nodes
+            known = allowed_in_all(nodes[ident] for ident in sorted(state_ids))
+            if len(self._allowed) < 10_000:
+                self._allowed[state_ids] = known
+        return known
+
+    def hears(self, event_type: str) -> bool:
+        """Return whether some state names an event, exactly or by a wildcard."""
+        return event_type in self._exact or event_type.startswith(self._prefixes)
 
     def moves(self, name: str) -> bool:
         """Return whether some state names an outcome event of this tool."""
         known = self._moving.get(name)
         if known is None:
-            known = any(
-                (kind := f"tool.{verb}.{name}") in self._exact or kind.startswith(self._prefixes)
-                for verb in _VERBS
-            )
+            known = any(self.hears(f"tool.{verb}.{name}") for verb in _VERBS)
             if len(self._moving) < 10_000:
                 self._moving[name] = known
         return known
@@ -70,10 +82,8 @@ class PolicyChart(_Chart):
 
     def allowed(self) -> Allowed:
         """Return what every active state allows; nothing once the chart has ended."""
-        if self.snapshot.status != "active":
-            return Allowed()
-        nodes = self.machine.nodes
-        return allowed_in_all(nodes[ident] for ident in sorted(self.snapshot.state_ids))
+        snapshot = self.snapshot
+        return self.allowed_in(snapshot.state_ids) if snapshot.status == "active" else Allowed()
 
     def nodes(self) -> list[Any]:
         """Return the active leaves, in the order of their ids."""
@@ -140,7 +150,7 @@ class LiveChart(_Chart):
             self.entered.clear()
         if self.scope is not None:
             return allowed_tools(self.scope.node) if self.scope.active else Allowed()
-        return allowed_in_all(self.nodes())
+        return self.allowed_in(snapshot.state_ids)
 
     def step(self, event: Any, now: int) -> Any:
         """Send one event; return the receipt, None where it waits for what is processed now.

@@ -218,7 +218,9 @@ class GuardSession(TurnSide):
         return await aauthorise(call, self._look(call), **self._claimant(call))
 
     def leave(self, call: ToolCall, outcome: Outcome) -> Any:
-        """Tell the chart what became of a call; return the receipt, None where it knows already.
+        """Tell the chart what became of a call; return the receipt.
+
+        None where the chart knows already, and where no state of it names such an event.
 
         Sends ``tool.done.<name>``, ``tool.failed.<name>``, ``tool.rejected.<name>`` or
         ``tool.denied.<name>`` with ``{id, reason | error}``; the result only for a tool that is
@@ -322,6 +324,8 @@ class GuardSession(TurnSide):
     # Inside
 
     def _refuse_held(self, call: ToolCall) -> None:
+        if not any(item.row is not None for item in self._turn.values()):
+            return  # nothing was filed, so nobody is waited for
         for item in self.turn():
             if item.status == "held" and item.call.id == call.id:
                 raise ToolDeniedError(shown_name(call.name), HELD)
@@ -358,14 +362,17 @@ class GuardSession(TurnSide):
         def look() -> Facts:
             with self._lock:
                 self._overdue()
+                unlike = self._unlike or {
+                    "turn_size": max(1, len(self._turn)),
+                    "spent_ids": () if self._item(call) else frozenset(self._spent),
+                }
                 return Facts(
                     registry=self.registry,
                     allowed=self._allowed(),
                     max_tool_calls=self.max_tool_calls,
-                    turn_size=max(1, len(self._turn)),
-                    spent_ids=() if self._item(call) else frozenset(self._spent),
                     context=self._snapshot.context,
                     entered=dict(self._chart.entered),
+                    **unlike,
                 )
 
         return look

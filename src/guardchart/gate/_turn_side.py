@@ -18,7 +18,6 @@ from guardchart.gate._registry import ToolRegistry
 from guardchart.gate._rules import ALL, Allowed
 from guardchart.gate._tools import ToolCall
 from guardchart.gate._turn import Proposed, proposed, refreshed
-from guardchart.kernel import Event
 from guardchart.persistence import Proposal, Slot, default_ledger
 from guardchart.runtime import Host
 
@@ -81,7 +80,7 @@ class TurnSide(ChartSide):
         """
         with self._lock:
             self._overdue()
-            self._step(Event("model.turn", {"calls": len(calls)}))
+            self._tell("model.turn", {"calls": len(calls)})
             verdicts = self._assess(calls, self._spent.union(spent_ids))
             at = self._ms()
             late = self._human_timeout_s
@@ -129,7 +128,7 @@ class TurnSide(ChartSide):
         with self._lock:
             self._overdue()
             if fresh:
-                self._step(Event("model.turn", {"calls": len(calls)}))
+                self._tell("model.turn", {"calls": len(calls)})
             self._open()
             self.host = self.host._replace(run=run)
             self._batch_no, self._fresh = batch_no, fresh
@@ -265,7 +264,7 @@ class TurnSide(ChartSide):
     # Inside
 
     def _open(self) -> None:
-        self._turn, self._left = {}, set()
+        self._turn, self._left, self._unlike = {}, set(), {}
 
     def _spend(self, calls: Iterable[ToolCall]) -> None:
         self._spent.update(call.id for call in calls if type(call.id) is str)

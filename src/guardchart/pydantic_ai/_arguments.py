@@ -190,8 +190,9 @@ class StrictArguments:
         if self.admitted is not None:
             self.admitted()
         try:
-            raw = admit(parse_arguments(bytes(input) if isinstance(input, bytearray) else input))
-            return self.shape.read(raw)
+            text = bytes(input) if isinstance(input, bytearray) else input
+            parse_arguments(text)
+            return self.shape.read(text.encode() if isinstance(text, str) else text)
         except ToolDeniedError as exc:
             raise self.refused(exc.reason) from None
         except ArgumentsRefused as exc:

@@ -301,10 +301,11 @@ class StatechartGuard(AbstractCapability[AgentDepsT]):
     def get_instructions(self) -> Any:
         """Add the ``meta.instructions`` of the active states to each request."""
         run = self._run
-        if run is None:
+        if run is None or not run.instructs:
             return None
 
-        def instructions(ctx: RunContext[Any]) -> str | None:
+        # Async: pydantic-ai hands a plain function to a thread.
+        async def instructions(ctx: RunContext[Any]) -> str | None:
             found = [each for each in run.session.meta("instructions") if isinstance(each, str)]
             return "\n\n".join(found) or None
 
@@ -370,7 +371,8 @@ class GuardToolset(WrapperToolset[AgentDepsT]):
         run.session.registry = run.tools.registry
         allowed = run.session.allowed()
         kept = run.kept(ctx.messages)
-        out = {}
+        out: dict[str, ToolsetTool[AgentDepsT]] = {}
+        light = set()
         for name, tool in found.items():
             known = run.tools.by_name.get(name)
             if known is None or not (name in allowed or name in kept):
@@ -378,13 +380,17 @@ class GuardToolset(WrapperToolset[AgentDepsT]):
             needs = known.tool.side_effect or allowed.rule(name).approval == "always"
             if needs and known.kind == "external":
                 continue  # it would be handed out before anybody could be asked
+            alone = needs or run.session.moves_chart(name)
+            if not alone:
+                light.add(name)
             out[name] = replace(
                 tool,
-                tool_def=_definition(tool.tool_def, needs or run.session.moves_chart(name)),
+                tool_def=_definition(tool.tool_def, alone),
                 args_validator=StrictArguments(
                     known.shape, name, ToolFailed, self._admitted(name, known.kind)
                 ),
             )
+        run.light = frozenset(light)
         return out
 
     def _admitted(self, name: str, kind: str) -> Callable[[], None] | None:

@@ -9,7 +9,7 @@ import hashlib
 import itertools
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from opentelemetry import trace
 from pydantic_ai.exceptions import ApprovalRequired, ToolFailed, UnexpectedModelBehavior
@@ -24,7 +24,9 @@ from pydantic_ai.messages import (
 
 from guardchart.errors import LedgerError, ToolDeniedError
 from guardchart.gate import (
+    NEEDS_APPROVAL,
     NOT_ALLOWED,
+    AuthorisedCall,
     GuardSession,
     Outcome,
     ToolCall,
@@ -91,12 +93,17 @@ def open_ids(messages: Sequence[ModelMessage]) -> set[str]:
 class GuardRun:
     """What a `StatechartGuard` keeps for one run of its agent.
 
+    Attributes:
+        durable: whether an engine replays the run.
+        asked: whether the model was asked in this run, so that its calls are fresh.
+        forget: refused names that cost no retry.
+        light: tools that change nothing and move nothing: neither filed nor held nor claimed.
+
     Args:
         session: the gate of this conversation.
         tools: the tools of the run, filled step by step.
         on_denied: what a refused call does: ``fail_call`` or ``fail_run``.
         max_denied: how many refused calls a run survives.
-        durable: whether the run is replayed by an engine.
         dropped: rows whose bodies were cancelled in this process, shared by all runs.
     """
 
@@ -114,6 +121,7 @@ class GuardRun:
         self.durable = False
         self.asked = False
         self.forget: set[str] = set()
+        self.light: frozenset[str] = frozenset()
         nodes = session.machine.nodes.values()
         self.instructs = any("instructions" in (node.meta or {}) for node in nodes)
         self._on_denied = on_denied
@@ -122,6 +130,8 @@ class GuardRun:
         self._denied = 0
         self._told: set[str] = set()
         self._opened: Any = None
+        self._response: ModelResponse | None = None
+        self._at = -1
         self._ids: frozenset[str] = frozenset()
         self._bodies: dict[str, Callable[[], Awaitable[Fate]]] = {}
         self._tickets = itertools.count()
@@ -137,8 +147,9 @@ class GuardRun:
                 own.
         """
         at, response = last_response(messages)
-        if response is None:
+        if response is None or (response is self._response and at == self._at):
             return
+        self._response, self._at = response, at
         parts = response.tool_calls
         key = (at, tuple(part.tool_call_id for part in parts))
         if key == self._opened:
@@ -198,6 +209,10 @@ class GuardRun:
         except ArgumentsRefused as exc:
             return self._refuse(ToolCall(call_id, name), f"invalid arguments ({exc})")
         call = ToolCall(call_id, name, arguments)
+        if durably is None and self.asked and name in self.light:
+            right = self._right(call)
+            if right is not None:
+                return await self._read(call, right, values, body)
 
         async def enter() -> Fate:
             return await self._enter(call, known, values, body)
@@ -218,6 +233,43 @@ class GuardRun:
             self._leave(call, Fate("failed", entered=True, error=type(exc).__name__))
             raise
         return self._deliver(call, fate)
+
+    def _right(self, call: ToolCall) -> AuthorisedCall | None:
+        """Let a call through that changes nothing; None where a person must be asked after all."""
+        try:
+            right = self.session.enter(call)
+        except ToolDeniedError as exc:
+            if exc.reason == NEEDS_APPROVAL:
+                return None
+            self._refuse(call, exc.reason)
+        assert isinstance(right, AuthorisedCall)  # it has no row that could answer
+        return right
+
+    async def _read(
+        self,
+        call: ToolCall,
+        right: AuthorisedCall,
+        values: dict[str, Any],
+        body: Callable[[dict[str, Any]], Awaitable[Any]],
+    ) -> Any:
+        """Run a call without a row: nothing is left behind that somebody would have to settle."""
+        right.take()
+        right.enter()
+        around = _WITHIN.get()
+        token = _WITHIN.set((*around, Within(self, call, None, itertools.count())))
+        try:
+            value = await body(values)
+        except CONTROL:
+            raise
+        except Exception as exc:
+            self._leave(call, Fate("failed", entered=True, error=type(exc).__name__))
+            raise
+        finally:
+            _WITHIN.reset(token)
+        fate = Fate("done", entered=True)
+        _mark(self.session, call, fate)
+        self._leave(call, fate)
+        return value
 
     async def perform(self, ticket: str) -> Fate:
         """Do the part of a call that happens at most once: the body of a durable step."""
@@ -361,7 +413,7 @@ class GuardRun:
         )
         self.session.leave(call, outcome)
 
-    def _refuse(self, call: ToolCall, reason: str) -> Any:
+    def _refuse(self, call: ToolCall, reason: str) -> NoReturn:
         self.deny(call, reason)
         raise ToolFailed(f"error: tool {call.name!r} denied: {reason}")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 from pydantic_ai.agent import AbstractAgent
 from pydantic_ai.messages import (
@@ -44,6 +44,9 @@ __all__ = ["PydanticAIService", "pydantic_ai_service"]
 From: TypeAlias = Callable[[Mapping[str, Any], Any], Any]
 DepsT = TypeVar("DepsT")
 OutputT = TypeVar("OutputT")
+
+
+_NO_PROMPT: Final = object()
 
 
 def pydantic_ai_service(
