@@ -329,6 +329,24 @@ def test_an_approval_that_a_timer_or_the_chart_sends_decides_nothing_p6() -> Non
     assert bank.paid == []
 
 
+@pytest.mark.parametrize("messages", [7, [7], [{"role": 7}], [{"role": "tool"}], [None], "x"])
+def test_a_context_whose_messages_are_none_is_one_typed_error_where_they_are_looked_at_p6(
+    messages: Any,
+) -> None:
+    machine, _ = _machine([say()], {}, Bank())
+    stepped = Stepped(machine, InMemoryLedger())
+    stepped.send(START)
+
+    def write(data: dict[str, Any]) -> None:
+        data["context"]["messages"] = messages
+
+    (request,) = get_agent_requests(machine, changed(stepped.step.snapshot, write))
+    assert request.kind == "text" and request.id == "model@2"
+    if isinstance(messages, list):
+        with pytest.raises(AgentError):
+            request.to_json()
+
+
 def test_results_that_are_written_into_a_snapshot_are_read_as_untrusted_p6() -> None:
     """What fits is believed, as the conversation itself is; what does not is left out."""
     bank = Bank()

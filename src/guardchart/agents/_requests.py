@@ -7,15 +7,15 @@ JSON (``to_json``, `request_from_json`) is what a durable host records.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias
 
-from pydantic import ConfigDict, Field, PrivateAttr
+from pydantic import ConfigDict, Field, PrivateAttr, model_serializer
 
 from guardchart.agents._messages import Message
 from guardchart.agents._models import ModelResponse, Usage
-from guardchart.agents._parts import AgentMessage
+from guardchart.agents._parts import AgentMessage, messages_from_compact
 from guardchart.agents._wire import Wire
 from guardchart.errors import AgentConfigError, AgentError
 
@@ -36,6 +36,7 @@ __all__ = [
     "DecisionAttempt",
     "DecisionFailure",
     "Generated",
+    "LoopTextRequest",
     "ModelRequest",
     "as_generated",
     "call_executor",
@@ -108,6 +109,49 @@ class AgentTextRequest(ModelRequest):
     tools: list[dict[str, Any]] = Field(default_factory=list)
     output_schema: dict[str, Any] | None = None
     stream: bool = False
+
+
+class LoopTextRequest(AgentTextRequest):
+    """A tool loop's model call as a request; its conversation is converted when it is looked at.
+
+    Every step has one, and a host that only executes it with the loop's own model never looks.
+    """
+
+    _compact: Any = PrivateAttr(default=tuple)
+
+    @classmethod
+    def made(cls, compact: Callable[[], Sequence[Message]], **fields: Any) -> LoopTextRequest:
+        """A request of fields that need no check, and what gives the conversation, compact."""
+        request = cls.model_construct(**fields)
+        del request.__dict__["messages"]
+        request._compact = compact
+        return request
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            if name != "messages":
+                return super().__getattr__(name)
+            try:
+                found = self.__dict__["messages"] = messages_from_compact(self._compact())
+            except (AttributeError, KeyError, TypeError, ValueError) as error:
+                # A restored context may hold anything.
+                raise AgentError("the context's messages are no conversation") from error
+            return found
+
+    @model_serializer(mode="wrap")
+    def _written(self, handler: Any) -> dict[str, Any]:
+        return AgentTextRequest.model_construct(**self._fields()).model_dump(mode="json")
+
+    def _fields(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in AgentTextRequest.model_fields}
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, AgentTextRequest):
+            return NotImplemented
+        return self.to_json() == other.to_json()
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 class AgentEventDescriptor(Wire):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -12,9 +13,8 @@ from guardchart.agents._calls import CallResult, PendingCalls
 from guardchart.agents._context import pending_calls, request_messages
 from guardchart.agents._models import ModelCall, ModelResponse, Usage, is_async_model
 from guardchart.agents._observe import chunk_listener, watch_model
-from guardchart.agents._parts import messages_from_compact
 from guardchart.agents._recorded import load_failure, load_turn, plain
-from guardchart.agents._requests import AgentTextRequest, AgentToolRequest
+from guardchart.agents._requests import AgentToolRequest, LoopTextRequest
 from guardchart.agents._stepper import Fed
 from guardchart.agents._turn import ModelTurn
 from guardchart.errors import AgentError
@@ -81,12 +81,13 @@ class CallModel:
         context = scope.context
         node = scope.node
         allowed = allowed_tools(node) if node is not None else as_allowed(())
-        request = AgentTextRequest(
+        name = getattr(self.model, "name", None)
+        request = LoopTextRequest.made(
+            functools.partial(request_messages, context, None, shared=True),
             id=id,
             src=scope.invocation.src,
-            model=getattr(self.model, "name", None),
+            model=name if isinstance(name, str) else None,
             system=self.system_prompt,
-            messages=messages_from_compact(request_messages(context, None)),
             tools=self.registry.schemas(allowed.names(self.registry)),
         )
         return [request]
