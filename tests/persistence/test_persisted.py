@@ -93,6 +93,30 @@ async def test_a_service_whose_state_is_left_before_it_is_stored_does_not_begin(
         assert store.load("k").snapshot["value"] == "a" and began == []
 
 
+async def test_a_service_whose_step_will_not_be_stored_does_not_begin(tmp_path):
+    began = []
+    chart = {"id": "m", "initial": "a", "states": {"a": {"on": {"GO": "b"}}, "b": {}}}
+    chart["states"]["b"] = {"invoke": {"src": "work"}}
+    logic = MachineLogic(services={"work": lambda s, c, e: began.append(1)})
+    gate = threading.Event()
+
+    class Slow(SQLiteStore):
+        def create(self, *args, **more):
+            gate.wait(10)
+            return super().create(*args, **more)
+
+    with Slow(tmp_path / "runs.db") as store:
+        async with apersisted(store, "k", create_machine(chart, logic)) as interpreter:
+            await interpreter.send("GO", wait=True)
+            await asyncio.sleep(0)
+            interpreter.journal._writer.cancel()  # as a loop does that is shut down
+            await asyncio.sleep(0.05)
+            assert began == []
+            gate.set()
+        # What its thread was about to write is written, and nothing twice.
+        assert (store.load("k").rev, store.load("k").snapshot["value"]) == (1, "b")
+
+
 def test_of_two_that_hold_a_run_the_second_writer_is_told_and_stopped(store):
     with persisted(store, "k", counter()) as interpreter:
         interpreter.send("ADD")

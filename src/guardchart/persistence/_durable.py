@@ -75,8 +75,9 @@ class DurableInterpreter(_Journaled, Interpreter):
         self._flying[invocation.key] = task.cancel
 
     async def _start_saved(self, invocation: Invocation) -> None:
-        await self.journal.saved()
-        if self.is_current(invocation) and self._flying.pop(invocation.key, None) is not None:
+        saved = await self.journal.saved()
+        if saved and self.is_current(invocation):
+            self._flying.pop(invocation.key, None)
             super()._start_service(invocation)
 
 

@@ -11,6 +11,7 @@ import asyncio
 import dataclasses
 import math
 from collections.abc import Mapping
+from concurrent.futures import Future
 from typing import Any, Final, NamedTuple
 
 from guardchart.errors import GuardchartError
@@ -58,9 +59,11 @@ class Journal:
         self._root: Any = None
         self._last: Any = None
         self._notes: list[dict[str, Any]] = []
-        self._noted = self._saved = 0
+        # Counts of notes: taken down, held by a write, written.
+        self._noted = self._taken = self._saved = 0
         self._frozen: _Write | None = None
         self._writer: asyncio.Task[None] | None = None
+        self._flight: tuple[_Write, Future[int]] | None = None
         self._waiters: list[asyncio.Future[None]] = []
 
     def attach(self, root: Any) -> None:
@@ -102,10 +105,13 @@ class Journal:
     def behind(self) -> bool:
         """Whether there is anything that has not been written."""
         return self.failure is None and (
-            self._saved < self._noted
-            or self._frozen is not None
-            or self._root._snapshot is not self._last
+            self._new or self._frozen is not None or self._flight is not None
         )
+
+    @property
+    def _new(self) -> bool:
+        """Whether there is anything that no write holds."""
+        return self._taken < self._noted or self._root._snapshot is not self._last
 
     # At once
 
@@ -124,7 +130,7 @@ class Journal:
 
     def freeze(self) -> None:
         """Take down how the machine stands, before it is stopped and its children with it."""
-        if self.behind and self._frozen is None:
+        if self.failure is None and self._frozen is None and self._new:
             try:
                 self._frozen = self._work()
             except Exception as error:
@@ -140,13 +146,14 @@ class Journal:
         if self._writer is None:
             self._writer = asyncio.get_running_loop().create_task(self._run())
 
-    async def saved(self) -> None:
-        """Wait until all that has happened up to now is written, or nothing will be."""
+    async def saved(self) -> bool:
+        """Wait until all that has happened up to now is written; False where it will not be."""
         target = self._noted
         while self._saved < target and self.failure is None and self._writer is not None:
             future = asyncio.get_running_loop().create_future()
             self._waiters.append(future)
             await future
+        return self._saved >= target
 
     async def close(self) -> None:
         """Write the rest, whoever cancels meanwhile."""
@@ -157,8 +164,17 @@ class Journal:
     async def _run(self) -> None:
         try:
             while self.behind:
-                work = self._work()
-                self.rev = await asyncio.wrap_future(WORKERS.submit(self._put, work))
+                if self._flight is None:
+                    work = self._work()
+                    self._flight = work, WORKERS.submit(self._put, work)
+                # Kept where this task is cancelled: the thread writes on, and the next one waits.
+                work, future = self._flight
+                try:
+                    self.rev = await asyncio.wrap_future(future)
+                except Exception:
+                    self._flight = None
+                    raise
+                self._flight = None
                 self._saved = max(self._saved, work.notes)
                 self._wake()
         except Exception as error:
@@ -177,7 +193,7 @@ class Journal:
 
     def _note_update(self) -> None:
         """Count a change that no event brought: services started again, context written."""
-        if self._noted == self._saved and self._frozen is None:
+        if self._taken == self._noted and self._root._snapshot is not self._last:
             self._noted += 1
             self._notes.append({"kind": "update", "at_ms": self._root.clock.now_ms()})
 
@@ -185,7 +201,7 @@ class Journal:
         if self._frozen is not None:
             work, self._frozen = self._frozen, None
             return work
-        self._last = self._root._snapshot
+        self._last, self._taken = self._root._snapshot, self._noted
         notes, self._notes = self._notes, []
         # Upwards: no deadline that this snapshot sets lies further ahead of it than it should.
         now = math.ceil(self._root.clock.now_ms())
