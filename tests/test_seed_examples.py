@@ -694,3 +694,48 @@ def test_pydantic_ai_statechart_as_a_tool() -> None:
     assert found == {"state": "toolLoop.done", "output": "asked: Where is the S3?", "error": None}
     outer = Agent(TestModel(), tools=[made])
     assert "toolLoop.done" in asyncio.run(outer.run("hello")).output
+
+
+def test_langgraph_graph_as_a_service() -> None:
+    pytest.importorskip("langgraph")
+    from langgraph.graph import END, StateGraph
+
+    from guardchart import Interpreter, MachineLogic
+    from guardchart.langgraph import langgraph_service
+
+    class Count(TypedDict):
+        n: int
+
+    g: Any = StateGraph(Count)
+    g.add_node("triple", lambda s: {"n": s["n"] * 3})
+    g.set_entry_point("triple")
+    g.add_edge("triple", END)
+    service = langgraph_service(
+        g.compile(),
+        input_from=lambda ctx, e: {"n": ctx["n"]},
+        output_to=lambda out: out["n"],
+    )
+    machine = create_machine(
+        {
+            "id": "host",
+            "initial": "run",
+            "context": {"n": 14},
+            "states": {
+                "run": {"invoke": {"src": "graph", "onDone": {"target": "ok", "actions": "keep"}}},
+                "ok": {"type": "final"},
+            },
+        },
+        logic=MachineLogic(
+            services={"graph": service},
+            actions={"keep": lambda i, ctx, e, a: ctx.update(n=e.data)},
+        ),
+    )
+
+    async def main() -> Any:
+        interp = await Interpreter(machine).start()
+        await interp.idle()
+        interp.stop()
+        return interp
+
+    interp = asyncio.run(main())
+    assert interp.current_state_ids == {"host.ok"} and interp.context["n"] == 42

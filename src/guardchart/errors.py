@@ -18,6 +18,7 @@ __all__ = [
     "ChartError",
     "DecisionExhaustedError",
     "DecisionRefused",
+    "GraphInterruptedError",
     "GuardchartError",
     "LedgerError",
     "MissingExtraError",
@@ -205,6 +206,24 @@ class AgentConfigError(AgentError, ValueError):
     """The wiring is wrong; raised while building, before anything ran."""
 
     code = "agent-config"
+
+
+class GraphInterruptedError(AgentError):
+    """The inner graph of a ``langgraph_service`` called ``interrupt()``: it is paused, not done.
+
+    ``interrupts`` are LangGraph's ``Interrupt`` objects, ``state`` is the graph's state so far.
+    Route ``onError`` to a waiting state and resume the graph on the same thread with
+    ``Command(resume=...)``, or let ``on_interrupt="park"`` do that.
+    """
+
+    code = "graph-interrupted"
+
+    def __init__(self, interrupts: Sequence[Any] = (), state: Any = None) -> None:
+        count = len(interrupts)
+        many = "1 question" if count == 1 else f"{count} questions"
+        super().__init__(f"LangGraph interrupt(): the graph is paused, asking [{many}]")
+        self.interrupts = tuple(interrupts)
+        self.state = state
 
 
 class ToolDeniedError(AgentError):

@@ -18,11 +18,13 @@ from guardchart._extras import (
 )
 
 if TYPE_CHECKING:
+    from guardchart.errors import GraphInterruptedError
     from guardchart.langchain import LangChainCallbackPlugin
     from guardchart.langgraph._graph import statechart_graph
     from guardchart.langgraph._ledger import ledger_for
     from guardchart.langgraph._node import statechart_node
     from guardchart.langgraph._route import route_by_statechart
+    from guardchart.langgraph._service import INTERRUPT_KEY, langgraph_service
     from guardchart.langgraph._threads import (
         apending_approval,
         aresume_pending,
@@ -31,11 +33,14 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "GraphInterruptedError",
+    "INTERRUPT_KEY",
     "LANGGRAPH_TESTED",
     "LangChainCallbackPlugin",
     "apending_approval",
     "aresume_pending",
     "check_langgraph_version",
+    "langgraph_service",
     "ledger_for",
     "pending_approval",
     "resume_pending",
@@ -45,9 +50,12 @@ __all__ = [
 ]
 
 _MODULES = {
+    "GraphInterruptedError": "_service",
+    "INTERRUPT_KEY": "_service",
     "LangChainCallbackPlugin": "guardchart.langchain",
     "apending_approval": "_threads",
     "aresume_pending": "_threads",
+    "langgraph_service": "_service",
     "ledger_for": "_ledger",
     "pending_approval": "_threads",
     "resume_pending": "_threads",

@@ -20,7 +20,7 @@ from guardchart.kernel import Machine
 from guardchart.langgraph._chart import as_machine
 from guardchart.langgraph._node import _check_callables, _check_keys, _check_retry, _takes_runtime
 from guardchart.langgraph._state import read_key
-from guardchart.langgraph._tasks import (
+from guardchart.langgraph._task import (
     APPROVAL,
     MODEL,
     SERVICE,
@@ -28,8 +28,8 @@ from guardchart.langgraph._tasks import (
     TIMER,
     TOOLS,
     GraphSettings,
-    tasks_of,
 )
+from guardchart.langgraph._tasks import tasks_of
 from guardchart.langgraph._view import StatechartView
 from guardchart.langgraph._visit import Settings
 
@@ -161,6 +161,7 @@ def statechart_graph(
         node=_node_settings(locals(), built),
         results=f"{state_key}_results",
         asked=f"{state_key}_asked",
+        begun=f"{state_key}_begun",
         executors=executors,
         per_call=interrupt_mode == "per_call",
         positional=positional,
@@ -323,6 +324,7 @@ def _inner_schema(public: type[Any], settings: GraphSettings) -> type[Any]:
     fields: dict[str, Any] = dict(get_type_hints(public, include_extras=True))
     fields[settings.results] = Annotated[list[Any], _gathered]
     fields[settings.asked] = float
+    fields[settings.begun] = dict[str, Any]
     return TypedDict("StatechartGraphState", fields, total=False)  # type: ignore[operator, no-any-return]
 
 

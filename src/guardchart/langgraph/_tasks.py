@@ -1,4 +1,4 @@
-"""The tasks of a compiled chart: step, model, tools, approval, service, timer.
+"""The tasks of a compiled chart that do something: model, tools, approval, service, timer.
 
 Only ``step`` moves the machine. The others each do one thing that a crash must not repeat, and
 hand what came of it to ``step`` through the results channel. Every task starts from the graph
@@ -9,116 +9,52 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import inspect
-import math
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future
-from typing import Any, Final, NamedTuple
+from typing import Any
 
-from langchain_core.runnables import Runnable, RunnableConfig
 from langgraph.errors import GraphBubbleUp
-from langgraph.types import Command, Send
 
 from guardchart.agents import (
     WAITING_STATES,
-    AgentStep,
-    decisions_event,
     execute_agent_request,
     execute_agent_request_sync,
-    get_agent_requests,
-    initial_agent_step,
     pending_approval,
-    resolve_agent_step,
-    transition_agent_step,
 )
 from guardchart.agents._models import is_async_model
 from guardchart.agents._recorded import dump_failure
-from guardchart.agents._step import Origin
-from guardchart.agents._stepper import FixedClock, Stepper, Waiting
-from guardchart.errors import StepError
-from guardchart.kernel import Receipt, Snapshot, dump
-from guardchart.langgraph._ledger import DeferredLedger
-from guardchart.langgraph._question import Asked, Show, ask
+from guardchart.agents._stepper import Stepper
+from guardchart.kernel import StreamEvent, as_event
+from guardchart.langgraph._move import Step
+from guardchart.langgraph._question import Asked, ask
 from guardchart.langgraph._state import read_key
-from guardchart.langgraph._update import close
-from guardchart.langgraph._visit import Settings, Visit
-from guardchart.runtime import is_async_service
+from guardchart.langgraph._task import (
+    APPROVAL,
+    ITEM,
+    MODEL,
+    SERVICE,
+    STEP,
+    TIMER,
+    TOOLS,
+    BaseTask,
+    GraphSettings,
+    Task,
+)
+from guardchart.langgraph._visit import Visit
+from guardchart.runtime import Invocation, is_async_service
 from guardchart.runtime._loops import LOOPS
 from guardchart.runtime._rest import serving_due
 from guardchart.runtime._services import call_service
 from guardchart.runtime._workers import WORKERS
 
-__all__ = ["END", "GraphSettings", "Task", "tasks_of"]
-
-END: Final = "__end__"
-STEP, MODEL, TOOLS, APPROVAL, SERVICE, TIMER = (
-    "step",
-    "model",
-    "tools",
-    "approval",
-    "service",
-    "timer",
-)
-ITEM: Final = "statechart_item"
-"""What a ``Send`` is about: a request, a service or a call by its id."""
-
-
-class GraphSettings(NamedTuple):
-    """The arguments of ``statechart_graph``, checked.
-
-    Attributes:
-        node: What it has in common with ``statechart_node``.
-        results: The channel of what tasks hand to ``step``.
-        asked: The channel that holds when the open question was asked, epoch milliseconds.
-        executors: Executors of text requests and decisions.
-        per_call: Whether each call is asked about by an interrupt of its own.
-        positional: ``"refuse"`` or ``"accept"``.
-        min_review_s: How soon an answer by place may come, in seconds.
-        show: ``"full"`` or ``"ids"``.
-        attempts: How often LangGraph runs a failing model task, and whether it would.
-        view: Makes of the state's dict what ``event_from_state`` expects.
-        registry: The tools of the machine and its children, by name.
-    """
-
-    node: Settings
-    results: str
-    asked: str
-    executors: Any
-    per_call: bool
-    positional: Any
-    min_review_s: float
-    show: Show
-    attempts: Callable[[BaseException], int]
-    view: Callable[[Any], Any]
-    registry: Any
-
-
-class Task(Runnable[Any, Any]):
-    """A node of the graph: LangGraph opens no trace run beside the node's."""
-
-    def __init__(
-        self,
-        name: str,
-        run: Callable[[Any, Any], Any],
-        arun: Callable[[Any, Any], Awaitable[Any]],
-    ) -> None:
-        self.name = name
-        self._run, self._arun = run, arun
-
-    def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        """Run the task on a graph state and return its update."""
-        return self._run(input, config)
-
-    async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        """As `invoke`, on the running loop."""
-        return await self._arun(input, config)
+__all__ = ["tasks_of"]
 
 
 def tasks_of(settings: GraphSettings) -> dict[str, Task]:
     """Every task, by the name of its node."""
     makers = {
-        STEP: _Step,
+        STEP: Step,
         MODEL: _Model,
         TOOLS: _Tools,
         APPROVAL: _Approval,
@@ -132,308 +68,7 @@ def tasks_of(settings: GraphSettings) -> dict[str, Task]:
     return found
 
 
-class _Base:
-    """What the tasks share: finding out where they are."""
-
-    def __init__(self, settings: GraphSettings) -> None:
-        self.settings = settings
-        self.node = settings.node
-
-    def run(self, state: Any, config: Any) -> Any:
-        """The task on a graph state; its update."""
-        raise NotImplementedError
-
-    async def arun(self, state: Any, config: Any) -> Any:
-        """As `run`, on the running loop."""
-        raise NotImplementedError
-
-    def visit(self, state: Any, config: Any) -> Visit:
-        visit = Visit(self.node, state, config)
-        visit.check_ledger(self.node.ledger)
-        return visit
-
-    def looked(self, state: Any, config: Any) -> Visit:
-        visit = self.visit(state, config)
-        visit.look()
-        return visit
-
-    def ledger(self) -> Any:
-        ledger = self.node.ledger
-        return ledger.resolve() if isinstance(ledger, DeferredLedger) else ledger
-
-    async def aledger(self) -> Any:
-        ledger = self.node.ledger
-        return await ledger.aresolve() if isinstance(ledger, DeferredLedger) else ledger
-
-    def stepper(self, visit: Visit, snapshot: Snapshot, ledger: Any = None) -> Stepper:
-        """The machine as a snapshot has it, standing still."""
-        origin = Origin(self.node.machine, snapshot, visit.scope, ledger, visit.own)
-        return origin.opened(FixedClock(visit.now_ms()))
-
-    def waiting(self, visit: Visit, ident: str, ledger: Any) -> Waiting | None:
-        assert visit.snapshot is not None
-        service_id = ident.rpartition("#")[0] or ident
-        for waiting in self.stepper(visit, visit.snapshot, ledger).waiting():
-            if waiting.id == service_id:
-                return waiting
-        return None
-
-    def requests(self, visit: Visit, ledger: Any) -> tuple[Any, ...]:
-        if visit.snapshot is None:
-            return ()
-        return get_agent_requests(
-            self.node.machine,
-            visit.snapshot,
-            ledger=ledger,
-            scope=visit.scope,
-            trusted=visit.own,
-        )
-
-    def result(self, visit: Visit, ident: str, **outcome: Any) -> dict[str, Any]:
-        """The update that hands an outcome to ``step``."""
-        return {self.settings.results: [{"id": ident, "at": visit.now_ms(), **outcome}]}
-
-
-class _Step(_Base):
-    """Moves the machine: results, deadlines that have passed, then the event."""
-
-    def run(self, state: Any, config: Any) -> Any:
-        visit = self._opened(state, config)
-        ledger = self.ledger()
-        visit.load()
-        return _Move(self, visit, ledger, state).update()
-
-    async def arun(self, state: Any, config: Any) -> Any:
-        visit = self._opened(state, config)
-        ledger = await self.aledger()
-        visit.load()
-        move = _Move(self, visit, ledger, state)
-        # A ledger on disk or behind a socket is asked on a thread.
-        if getattr(ledger, "blocking", False):
-            return await _threaded(move.update)
-        return move.update()
-
-    def _opened(self, state: Any, config: Any) -> Visit:
-        return self.visit(self.settings.view(state), config)
-
-
-class _Settled(NamedTuple):
-    """A machine after a step, as `close` reads an interpreter."""
-
-    snapshot: Snapshot
-    error: BaseException | None
-    faults: tuple[BaseException, ...]
-    actors: tuple[Any, ...] = ()
-
-    @property
-    def machine(self) -> Any:
-        return self.snapshot.machine
-
-    def dump(self) -> dict[str, Any]:
-        return dump(self.snapshot)
-
-
-class _Move:
-    """One run of ``step``."""
-
-    def __init__(self, task: _Step, visit: Visit, ledger: Any, state: Any) -> None:
-        self.task, self.visit, self.ledger, self.state = task, visit, ledger, state
-        self.settings, self.node = task.settings, task.node
-        self.now = visit.now_ms()
-        self.faults: list[BaseException] = []
-        self.receipt: Receipt | None = None
-        self.error: BaseException | None = None
-        self.snapshot = self._found()
-
-    def _found(self) -> Snapshot:
-        visit = self.visit
-        if visit.snapshot is None:
-            step = initial_agent_step(
-                self.node.machine,
-                run=visit.nonce(),
-                now=self.now,
-                ledger=self.ledger,
-                scope=visit.scope,
-            )
-            self._note(step)
-            found = step.snapshot
-            conversation = visit.conversation
-            if conversation is not None and conversation.before:
-                context = {**found.context, "messages": conversation.before}
-                found = found.replace(context=context)
-            visit.snapshot = found
-        visit.kept = visit.snapshot.context.get("messages") or ()
-        return visit.snapshot
-
-    def update(self) -> Any:
-        """Take everything in, and say where to go on; a ``Command``."""
-        settings, visit = self.settings, self.visit
-        for result in sorted(read_key(self.state, settings.results) or (), key=_at):
-            self._fire_until(_at(result))
-            self._take(result)
-        self._fire_until(self.now)
-        if visit.event is not None:
-            self.receipt = self._note(self._transition(visit.event))
-        settled = _Settled(self.snapshot, self.error, tuple(self.faults))
-        update = close(visit, settled, self.receipt)
-        command = update if isinstance(update, Command) else Command(update=update)
-        written = dict(command.update or {})
-        written[settings.results] = None
-        goto = self._goto(written)
-        if APPROVAL in goto or any(isinstance(g, Send) and g.node == APPROVAL for g in goto):
-            written[settings.asked] = self.now
-        also = command.goto if isinstance(command.goto, list | tuple) else [command.goto]
-        return Command(update=written, goto=[*also, *goto] if command.goto else goto)
-
-    # Moving
-
-    def _options(self) -> dict[str, Any]:
-        visit = self.visit
-        return {"ledger": self.ledger, "scope": visit.scope, "trusted": visit.own}
-
-    def _transition(self, event: Any, at: float | None = None, agent: str | None = None) -> Any:
-        now = self.now if at is None else at
-        return transition_agent_step(
-            self.node.machine, self.snapshot, event, agent=agent, now=now, **self._options()
-        )
-
-    def _take(self, result: Any) -> None:
-        """A result of a task, or decisions of a person. State is untrusted: an odd one is not."""
-        if not isinstance(result, Mapping):
-            return
-        at = _at(result)
-        if isinstance(result.get("decisions"), list):
-            for event in self._decided(result):
-                self.receipt = self._note(self._transition(event, at))
-                self.visit.receipt = None
-            return
-        ident = result.get("id")
-        if not isinstance(ident, str):
-            return
-        outcome = (
-            {"error": result["error"]} if "error" in result else {"output": result.get("output")}
-        )
-        step = resolve_agent_step(
-            self.node.machine, self.snapshot, ident, now=at, **outcome, **self._options()
-        )
-        self._note(step)
-
-    def _decided(self, result: Mapping[str, Any]) -> Iterable[Any]:
-        """One event for each agent whose calls were decided."""
-        owners = {each["id"]: each.get("agent_id") for each in pending_approval(self.snapshot)}
-        by_agent: dict[Any, list[Any]] = {}
-        for each in result["decisions"]:
-            ident = each.get("id") if isinstance(each, Mapping) else None
-            by_agent.setdefault(owners.get(ident), []).append(each)
-        for agent, decisions in by_agent.items():
-            yield decisions_event(decisions, by=result.get("by"), agent_id=agent)
-
-    def _fire_until(self, at: float) -> None:
-        """Deliver the deadlines that had passed by then, in order of ``due_at``."""
-        for _ in range(_MOST_TIMERS):
-            if self.snapshot.status != "active":
-                return
-            timers = self.task.stepper(self.visit, self.snapshot, self.ledger).timers()
-            if not timers or (timers[0].due_at or 0.0) > at:
-                return
-            self._note(self._transition(timers[0], max(at, timers[0].due_at or 0.0)))
-        raise StepError(f"more than {_MOST_TIMERS} deadlines were due at once")
-
-    def _note(self, step: AgentStep) -> Receipt | None:
-        before = None if self.visit.snapshot is None else getattr(self, "snapshot", None)
-        self.snapshot = step.snapshot
-        receipt = step.receipt
-        if receipt is not None:
-            self.faults.extend(receipt.faults)
-            self.error = receipt.error or self.error
-        if before is not None and before.state_ids != step.snapshot.state_ids:
-            self._tell(before, step)
-        return receipt
-
-    def _tell(self, before: Snapshot, step: AgentStep) -> None:
-        runtime = self.visit.runtime
-        if runtime is not None:
-            runtime.stream_writer(
-                {
-                    "type": "statechart.transition",
-                    "machine": step.snapshot.machine.id,
-                    "event": step._record.get("event", {}).get("type"),
-                    "from": sorted(before.state_ids),
-                    "to": sorted(step.snapshot.state_ids),
-                }
-            )
-
-    # Where to
-
-    def _goto(self, written: Mapping[str, Any]) -> list[Any]:
-        if self.snapshot.status != "active":
-            return [END]
-        stepper = self.task.stepper(self.visit, self.snapshot, self.ledger)
-        work = [
-            (TOOLS if request.kind == "tool" else MODEL, request.id)
-            for request in self.task.requests(self._here(), self.ledger)
-        ]
-        work += [
-            (SERVICE, waiting.id)
-            for waiting in stepper.waiting()
-            if not hasattr(waiting.invocation.service, "step_requests")
-        ]
-        if not work:
-            # A person is asked once nothing else is left to be done.
-            asked = [item["id"] for item in pending_approval(self.snapshot)]
-            if asked:
-                work = (
-                    [(APPROVAL, each) for each in asked]
-                    if self.settings.per_call
-                    else [(APPROVAL, "")]
-                )
-        if work:
-            return self._sent(work, written)
-        due = serving_due(stepper, WAITING_STATES)
-        clock = self.node.clock
-        if due is not None and due - self.now <= self.node.serve_delay_s * 1000.0:
-            return [END] if clock is not None and clock.simulated else [TIMER]
-        return [END]
-
-    def _here(self) -> Visit:
-        self.visit.snapshot = self.snapshot
-        return self.visit
-
-    def _sent(self, work: list[tuple[str, str]], written: Mapping[str, Any]) -> list[Any]:
-        """A single task reads the state; several are sent what each is about."""
-        if len(work) == 1:
-            return [work[0][0]]
-        node, settings = self.node, self.settings
-        carried = {
-            node.state_key: written.get(node.state_key, read_key(self.state, node.state_key))
-        }
-        spoken = {}
-        if node.messages_key is not None and any(name == MODEL for name, _ in work):
-            said = read_key(self.state, node.messages_key) or ()
-            spoken = {node.messages_key: [*said, *(written.get(node.messages_key) or ())]}
-        return [
-            Send(
-                name,
-                {
-                    **carried,
-                    **(spoken if name == MODEL else {}),
-                    ITEM: ident,
-                    settings.asked: self.now,
-                },
-            )
-            for name, ident in work
-        ]
-
-
-_MOST_TIMERS: Final = 1000
-
-
-def _at(result: Any) -> float:
-    at = result.get("at") if isinstance(result, Mapping) else None
-    return float(at) if isinstance(at, int | float) and math.isfinite(at) else 0.0
-
-
-class _Request(_Base):
+class _Request(BaseTask):
     """Executes one request of the step, the first of its kind or the one it was sent."""
 
     kinds: tuple[str, ...] = ()
@@ -466,7 +101,7 @@ class _Model(_Request):
         request = self.found(visit, state, ledger)
         if request is None:
             return {}
-        limit_s = self._limit_s(visit, ledger)
+        limit_s = self.limit_s(visit, ledger)
         options = self.options(visit, ledger)
         executors = self.settings.executors
         try:
@@ -493,7 +128,7 @@ class _Model(_Request):
         request = self.found(visit, state, ledger)
         if request is None:
             return {}
-        limit_s = self._limit_s(visit, ledger)
+        limit_s = self.limit_s(visit, ledger)
         options = self.options(visit, ledger)
         executors = self.settings.executors
         try:
@@ -507,15 +142,6 @@ class _Model(_Request):
         except Exception as error:
             return self._failed(visit, request, error)
         return self.result(visit, request.id, output=output)
-
-    def _limit_s(self, visit: Visit, ledger: Any) -> float | None:
-        """How long the chart waits, in seconds; None where it has no deadline."""
-        clock = self.node.clock
-        assert visit.snapshot is not None
-        timers = self.stepper(visit, visit.snapshot, ledger).timers()
-        if not timers or (clock is not None and clock.simulated):
-            return None
-        return max(0.0, ((timers[0].due_at or 0.0) - visit.now_ms()) / 1000.0)
 
     def _service(self, visit: Visit, request: Any, ledger: Any) -> Any:
         waiting = self.waiting(visit, request.id, ledger)
@@ -572,7 +198,7 @@ class _Tools(_Request):
         return self.result(visit, request.id, output=output)
 
 
-class _Approval(_Base):
+class _Approval(BaseTask):
     """Asks a person, and nothing else, so that a resume repeats nothing."""
 
     def run(self, state: Any, config: Any) -> Any:
@@ -610,61 +236,97 @@ class _Approval(_Base):
         return self.run(state, config)
 
 
-class _Service(_Base):
-    """Runs a service of the chart that is neither a model call nor a tool call."""
+class _Service(BaseTask):
+    """Runs a service of the chart that is neither a model call nor a tool call.
+
+    What it sends its machine is handed to ``step`` with its output; what it streams goes to
+    LangGraph's custom stream.
+    """
 
     def run(self, state: Any, config: Any) -> Any:
         visit = self.looked(state, config)
         ledger = self.ledger()
-        waiting = self._found(visit, state, ledger)
-        if waiting is None:
+        found = self._found(visit, state, ledger)
+        if found is None:
             return {}
-        service = waiting.invocation.service
+        actor, invocation, sent = found
+        limit_s = self.limit_s(visit, ledger)
         try:
-            if is_async_service(service):
+            if is_async_service(invocation.service):
                 future: Future[Any] = Future()
-                cancel = LOOPS.start(_tell(future), call_service, waiting.actor, waiting.invocation)
-                output = _within(future, None, cancel)
+                cancel = LOOPS.start(_tell(future), call_service, actor, invocation)
+                output = _within(future, limit_s, cancel)
+            elif limit_s is None:
+                output = call_service(actor, invocation)
             else:
-                output = call_service(waiting.actor, waiting.invocation)
+                output = _within(WORKERS.submit(call_service, actor, invocation), limit_s, None)
+        except _TooLate:
+            return {}
         except GraphBubbleUp:
             raise
         except Exception as error:
-            return self.result(visit, waiting.id, error=dump_failure(error))
-        return self.result(visit, waiting.id, output=output)
+            return self.result(visit, invocation.key, sent=sent, error=dump_failure(error))
+        return self.result(visit, invocation.key, sent=sent, output=output)
 
     async def arun(self, state: Any, config: Any) -> Any:
         visit = self.looked(state, config)
         ledger = await self.aledger()
-        waiting = self._found(visit, state, ledger)
-        if waiting is None:
+        found = self._found(visit, state, ledger)
+        if found is None:
             return {}
-        actor, invocation = waiting.actor, waiting.invocation
+        actor, invocation, sent = found
         try:
             if is_async_service(invocation.service):
-                output = await call_service(actor, invocation)
+                call: Awaitable[Any] = call_service(actor, invocation)
             else:
-                output = await _threaded(lambda: call_service(actor, invocation))
-                if inspect.isawaitable(output):
-                    output = await output
+                call = _threaded(lambda: call_service(actor, invocation))
+            output = await _awithin(call, self.limit_s(visit, ledger))
+        except _TooLate:
+            return {}
         except GraphBubbleUp:
             raise
         except Exception as error:
-            return self.result(visit, waiting.id, error=dump_failure(error))
-        return self.result(visit, waiting.id, output=output)
+            return self.result(visit, invocation.key, sent=sent, error=dump_failure(error))
+        return self.result(visit, invocation.key, sent=sent, output=output)
 
-    def _found(self, visit: Visit, state: Any, ledger: Any) -> Waiting | None:
+    def _found(
+        self, visit: Visit, state: Any, ledger: Any
+    ) -> tuple[Stepper, Invocation, list[Any]] | None:
+        """The service to run: its machine standing still, its invocation, and what it sends."""
         if visit.snapshot is None:
             return None
         wanted = read_key(state, ITEM)
+        begun = read_key(state, self.settings.begun)
         for waiting in self.stepper(visit, visit.snapshot, ledger).waiting():
-            asks = hasattr(waiting.invocation.service, "step_requests")
-            if not asks and wanted in (None, waiting.id):
-                return waiting
+            if hasattr(waiting.invocation.service, "step_requests"):
+                continue
+            if wanted in (None, waiting.id):
+                event = begun.get(waiting.id) if isinstance(begun, Mapping) else None
+                invocation = waiting.invocation._replace(
+                    event=None if event is None else as_event(event), key=waiting.id
+                )
+                return waiting.actor, invocation, _listen(waiting.actor, visit)
         return None
 
 
-class _Timer(_Base):
+def _listen(actor: Stepper, visit: Visit) -> list[Any]:
+    """Have what a service sends to its machine written down, since the machine stands still."""
+    sent: list[Any] = []
+    context = contextvars.copy_context()
+
+    def post(event: Any, **payload: Any) -> None:
+        made = as_event(event, payload or None)
+        if not isinstance(made, StreamEvent):
+            sent.append({**made.payload, "type": made.type})
+        elif visit.runtime is not None:
+            item = {"type": "statechart.stream", "machine": actor.id, "data": made.data}
+            context.copy().run(visit.runtime.stream_writer, item)
+
+    actor.post = post  # type: ignore[method-assign]
+    return sent
+
+
+class _Timer(BaseTask):
     """Sleeps until the next deadline; ``step`` fires it."""
 
     def run(self, state: Any, config: Any) -> Any:

@@ -1,0 +1,313 @@
+"""The task ``step``: the only place where a compiled chart moves, and where calls are proposed."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, NamedTuple
+
+from langgraph.types import Command, Send
+
+from guardchart.agents import (
+    WAITING_STATES,
+    AgentStep,
+    decisions_event,
+    initial_agent_step,
+    pending_approval,
+    resolve_agent_step,
+    transition_agent_step,
+)
+from guardchart.errors import StepError
+from guardchart.gate._approvals import HUMAN_EVENTS
+from guardchart.kernel import Receipt, Snapshot, dump
+from guardchart.langgraph._state import read_key
+from guardchart.langgraph._task import (
+    APPROVAL,
+    END,
+    ITEM,
+    MODEL,
+    SERVICE,
+    TIMER,
+    TOOLS,
+    BaseTask,
+)
+from guardchart.langgraph._update import close
+from guardchart.langgraph._visit import Visit
+from guardchart.runtime._rest import serving_due
+
+__all__ = ["Step"]
+
+
+class Step(BaseTask):
+    """Moves the machine: results, deadlines that have passed, then the event."""
+
+    def run(self, state: Any, config: Any) -> Any:
+        visit = self._opened(state, config)
+        ledger = self.ledger()
+        visit.load()
+        return _Move(self, visit, ledger, state).update()
+
+    async def arun(self, state: Any, config: Any) -> Any:
+        visit = self._opened(state, config)
+        ledger = await self.aledger()
+        visit.load()
+        move = _Move(self, visit, ledger, state)
+        # A ledger on disk or behind a socket is asked on a thread.
+        if getattr(ledger, "blocking", False):
+            return await asyncio.to_thread(move.update)
+        return move.update()
+
+    def _opened(self, state: Any, config: Any) -> Visit:
+        return self.visit(self.settings.view(state), config)
+
+
+class _Settled(NamedTuple):
+    """A machine after a step, as `close` reads an interpreter."""
+
+    snapshot: Snapshot
+    error: BaseException | None
+    faults: tuple[BaseException, ...]
+    actors: tuple[Any, ...] = ()
+
+    @property
+    def machine(self) -> Any:
+        return self.snapshot.machine
+
+    def dump(self) -> dict[str, Any]:
+        return dump(self.snapshot)
+
+
+class _Move:
+    """One run of ``step``."""
+
+    def __init__(self, task: Step, visit: Visit, ledger: Any, state: Any) -> None:
+        self.task, self.visit, self.ledger, self.state = task, visit, ledger, state
+        self.settings, self.node = task.settings, task.node
+        self.now = visit.now_ms()
+        self.faults: list[BaseException] = []
+        self.receipt: Receipt | None = None
+        self.error: BaseException | None = None
+        self.services: list[str] = []
+        self.snapshot = self._found()
+
+    def _found(self) -> Snapshot:
+        visit = self.visit
+        if visit.snapshot is None:
+            step = initial_agent_step(
+                self.node.machine,
+                run=visit.nonce(),
+                now=self.now,
+                ledger=self.ledger,
+                scope=visit.scope,
+            )
+            self._note(step)
+            found = step.snapshot
+            conversation = visit.conversation
+            if conversation is not None and conversation.before:
+                context = {**found.context, "messages": conversation.before}
+                found = found.replace(context=context)
+            visit.snapshot = found
+        visit.kept = visit.snapshot.context.get("messages") or ()
+        return visit.snapshot
+
+    def update(self) -> Any:
+        """Take everything in, and say where to go on; a ``Command``."""
+        settings, visit = self.settings, self.visit
+        for result in sorted(read_key(self.state, settings.results) or (), key=_at):
+            self._fire_until(_at(result))
+            self._take(result)
+        self._fire_until(self.now)
+        if visit.event is not None:
+            self.receipt = self._note(self._transition(visit.event))
+        settled = _Settled(self.snapshot, self.error, tuple(self.faults))
+        update = close(visit, settled, self.receipt)
+        command = update if isinstance(update, Command) else Command(update=update)
+        written = dict(command.update or {})
+        written[settings.results] = None
+        work = self._work()
+        self._remember(written)
+        goto = self._goto(work, written)
+        if APPROVAL in goto or any(isinstance(g, Send) and g.node == APPROVAL for g in goto):
+            written[settings.asked] = self.now
+        also = command.goto if isinstance(command.goto, list | tuple) else [command.goto]
+        return Command(update=written, goto=[*also, *goto] if command.goto else goto)
+
+    # Moving
+
+    def _options(self) -> dict[str, Any]:
+        visit = self.visit
+        return {"ledger": self.ledger, "scope": visit.scope, "trusted": visit.own}
+
+    def _transition(self, event: Any, at: float | None = None, agent: str | None = None) -> Any:
+        now = self.now if at is None else at
+        return transition_agent_step(
+            self.node.machine, self.snapshot, event, agent=agent, now=now, **self._options()
+        )
+
+    def _take(self, result: Any) -> None:
+        """A result of a task, or decisions of a person. State is untrusted: an odd one is not."""
+        if not isinstance(result, Mapping):
+            return
+        at = _at(result)
+        if isinstance(result.get("decisions"), list):
+            for event in self._decided(result):
+                self.receipt = self._note(self._transition(event, at))
+                self.visit.receipt = None
+            return
+        ident = result.get("id")
+        if not isinstance(ident, str):
+            return
+        for event in _sent(result.get("sent")):
+            self._note(self._transition(event, at))
+        outcome = (
+            {"error": result["error"]} if "error" in result else {"output": result.get("output")}
+        )
+        step = resolve_agent_step(
+            self.node.machine, self.snapshot, ident, now=at, **outcome, **self._options()
+        )
+        self._note(step)
+
+    def _decided(self, result: Mapping[str, Any]) -> Iterable[Any]:
+        """One event for each agent whose calls were decided."""
+        owners = {each["id"]: each.get("agent_id") for each in pending_approval(self.snapshot)}
+        by_agent: dict[Any, list[Any]] = {}
+        for each in result["decisions"]:
+            ident = each.get("id") if isinstance(each, Mapping) else None
+            by_agent.setdefault(owners.get(ident), []).append(each)
+        for agent, decisions in by_agent.items():
+            yield decisions_event(decisions, by=result.get("by"), agent_id=agent)
+
+    def _fire_until(self, at: float) -> None:
+        """Deliver the deadlines that had passed by then, in order of ``due_at``."""
+        for _ in range(_MOST_TIMERS):
+            if self.snapshot.status != "active":
+                return
+            timers = self.task.stepper(self.visit, self.snapshot, self.ledger).timers()
+            if not timers or (timers[0].due_at or 0.0) > at:
+                return
+            self._note(self._transition(timers[0], max(at, timers[0].due_at or 0.0)))
+        raise StepError(f"more than {_MOST_TIMERS} deadlines were due at once")
+
+    def _note(self, step: AgentStep) -> Receipt | None:
+        before = None if self.visit.snapshot is None else getattr(self, "snapshot", None)
+        self.snapshot = step.snapshot
+        receipt = step.receipt
+        if receipt is not None:
+            self.faults.extend(receipt.faults)
+            self.error = receipt.error or self.error
+        if before is not None and before.state_ids != step.snapshot.state_ids:
+            self._tell(before, step)
+        return receipt
+
+    def _tell(self, before: Snapshot, step: AgentStep) -> None:
+        runtime = self.visit.runtime
+        if runtime is not None:
+            runtime.stream_writer(
+                {
+                    "type": "statechart.transition",
+                    "machine": step.snapshot.machine.id,
+                    "event": step._record.get("event", {}).get("type"),
+                    "from": sorted(before.state_ids),
+                    "to": sorted(step.snapshot.state_ids),
+                }
+            )
+
+    # Where to
+
+    def _work(self) -> list[tuple[str, str]]:
+        """What is to be done now: the task, and what it is about."""
+        if self.snapshot.status != "active":
+            return []
+        work = [
+            (TOOLS if request.kind == "tool" else MODEL, request.id)
+            for request in self.task.requests(self._here(), self.ledger)
+        ]
+        self.services = [
+            waiting.id
+            for waiting in self._stepper().waiting()
+            if not hasattr(waiting.invocation.service, "step_requests")
+        ]
+        work += [(SERVICE, ident) for ident in self.services]
+        if work:
+            return work
+        # A person is asked once nothing else is left to be done.
+        asked = [item["id"] for item in pending_approval(self.snapshot)]
+        if self.settings.per_call:
+            return [(APPROVAL, each) for each in asked]
+        return [(APPROVAL, "")] if asked else []
+
+    def _goto(self, work: list[tuple[str, str]], written: Mapping[str, Any]) -> list[Any]:
+        if work:
+            return self._sent(work, written)
+        if self.snapshot.status != "active":
+            return [END]
+        due = serving_due(self._stepper(), WAITING_STATES)
+        clock = self.node.clock
+        if due is not None and due - self.now <= self.node.serve_delay_s * 1000.0:
+            return [END] if clock is not None and clock.simulated else [TIMER]
+        return [END]
+
+    def _stepper(self) -> Any:
+        return self.task.stepper(self.visit, self.snapshot, self.ledger)
+
+    def _remember(self, written: dict[str, Any]) -> None:
+        """Which event began each service that waits: what the service is handed when it runs."""
+        settings = self.settings
+        known = read_key(self.state, settings.begun)
+        known = dict(known) if isinstance(known, Mapping) else {}
+        begun = {ident: known[ident] for ident in self.services if ident in known}
+        event = self.visit.event
+        if event is not None:
+            data = {**event.payload, "type": event.type}
+            begun |= {ident: data for ident in self.services if ident not in begun}
+        if begun != known:
+            written[settings.begun] = begun
+
+    def _here(self) -> Visit:
+        self.visit.snapshot = self.snapshot
+        return self.visit
+
+    def _sent(self, work: list[tuple[str, str]], written: Mapping[str, Any]) -> list[Any]:
+        """A single task reads the state; several are sent what each is about."""
+        if len(work) == 1:
+            return [work[0][0]]
+        node, settings = self.node, self.settings
+        carried = {
+            node.state_key: written.get(node.state_key, read_key(self.state, node.state_key))
+        }
+        spoken = {}
+        if node.messages_key is not None and any(name == MODEL for name, _ in work):
+            said = read_key(self.state, node.messages_key) or ()
+            spoken = {node.messages_key: [*said, *(written.get(node.messages_key) or ())]}
+        return [
+            Send(
+                name,
+                {
+                    **carried,
+                    **(spoken if name == MODEL else {}),
+                    ITEM: ident,
+                    settings.asked: self.now,
+                    settings.begun: written.get(
+                        settings.begun, read_key(self.state, settings.begun)
+                    ),
+                },
+            )
+            for name, ident in work
+        ]
+
+
+_MOST_TIMERS: Final = 1000
+
+
+def _sent(events: Any) -> Iterable[dict[str, Any]]:
+    """What a service sent its machine. A person's decision is never a service's to send."""
+    for event in events if isinstance(events, list) else ():
+        kind = event.get("type") if isinstance(event, Mapping) else None
+        if isinstance(kind, str) and kind not in HUMAN_EVENTS:
+            yield dict(event)
+
+
+def _at(result: Any) -> float:
+    at = result.get("at") if isinstance(result, Mapping) else None
+    return float(at) if isinstance(at, int | float) and math.isfinite(at) else 0.0

@@ -1,0 +1,166 @@
+"""What the tasks of a compiled chart share: their names, their settings, where they are."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, NamedTuple
+
+from langchain_core.runnables import Runnable, RunnableConfig
+
+from guardchart.agents import get_agent_requests
+from guardchart.agents._step import Origin
+from guardchart.agents._stepper import FixedClock, Stepper, Waiting
+from guardchart.kernel import Snapshot
+from guardchart.langgraph._ledger import DeferredLedger
+from guardchart.langgraph._question import Show
+from guardchart.langgraph._visit import Settings, Visit
+
+__all__ = [
+    "APPROVAL",
+    "BaseTask",
+    "END",
+    "GraphSettings",
+    "ITEM",
+    "MODEL",
+    "SERVICE",
+    "STEP",
+    "TIMER",
+    "TOOLS",
+    "Task",
+]
+
+END: Final = "__end__"
+STEP, MODEL, TOOLS, APPROVAL, SERVICE, TIMER = (
+    "step",
+    "model",
+    "tools",
+    "approval",
+    "service",
+    "timer",
+)
+ITEM: Final = "statechart_item"
+"""What a ``Send`` is about: a request, a service or a call by its id."""
+
+
+class GraphSettings(NamedTuple):
+    """The arguments of ``statechart_graph``, checked.
+
+    Attributes:
+        node: What it has in common with ``statechart_node``.
+        results: The channel of what tasks hand to ``step``.
+        asked: The channel that holds when the open question was asked, epoch milliseconds.
+        begun: The channel that holds which event began each service that waits.
+        executors: Executors of text requests and decisions.
+        per_call: Whether each call is asked about by an interrupt of its own.
+        positional: ``"refuse"`` or ``"accept"``.
+        min_review_s: How soon an answer by place may come, in seconds.
+        show: ``"full"`` or ``"ids"``.
+        attempts: How often LangGraph runs a failing model task, and whether it would.
+        view: Makes of the state's dict what ``event_from_state`` expects.
+        registry: The tools of the machine and its children, by name.
+    """
+
+    node: Settings
+    results: str
+    asked: str
+    begun: str
+    executors: Any
+    per_call: bool
+    positional: Any
+    min_review_s: float
+    show: Show
+    attempts: Callable[[BaseException], int]
+    view: Callable[[Any], Any]
+    registry: Any
+
+
+class Task(Runnable[Any, Any]):
+    """A node of the graph: LangGraph opens no trace run beside the node's."""
+
+    def __init__(
+        self,
+        name: str,
+        run: Callable[[Any, Any], Any],
+        arun: Callable[[Any, Any], Awaitable[Any]],
+    ) -> None:
+        self.name = name
+        self._run, self._arun = run, arun
+
+    def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+        """Run the task on a graph state and return its update."""
+        return self._run(input, config)
+
+    async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+        """As `invoke`, on the running loop."""
+        return await self._arun(input, config)
+
+
+class BaseTask:
+    """What the tasks share: finding out where they are."""
+
+    def __init__(self, settings: GraphSettings) -> None:
+        self.settings = settings
+        self.node = settings.node
+
+    def run(self, state: Any, config: Any) -> Any:
+        """The task on a graph state; its update."""
+        raise NotImplementedError
+
+    async def arun(self, state: Any, config: Any) -> Any:
+        """As `run`, on the running loop."""
+        raise NotImplementedError
+
+    def visit(self, state: Any, config: Any) -> Visit:
+        visit = Visit(self.node, state, config)
+        visit.check_ledger(self.node.ledger)
+        return visit
+
+    def looked(self, state: Any, config: Any) -> Visit:
+        visit = self.visit(state, config)
+        visit.look()
+        return visit
+
+    def ledger(self) -> Any:
+        ledger = self.node.ledger
+        return ledger.resolve() if isinstance(ledger, DeferredLedger) else ledger
+
+    async def aledger(self) -> Any:
+        ledger = self.node.ledger
+        return await ledger.aresolve() if isinstance(ledger, DeferredLedger) else ledger
+
+    def stepper(self, visit: Visit, snapshot: Snapshot, ledger: Any = None) -> Stepper:
+        """The machine as a snapshot has it, standing still."""
+        origin = Origin(self.node.machine, snapshot, visit.scope, ledger, visit.own)
+        return origin.opened(FixedClock(visit.now_ms()))
+
+    def waiting(self, visit: Visit, ident: str, ledger: Any) -> Waiting | None:
+        assert visit.snapshot is not None
+        service_id = ident.rpartition("#")[0] or ident
+        for waiting in self.stepper(visit, visit.snapshot, ledger).waiting():
+            if waiting.id == service_id:
+                return waiting
+        return None
+
+    def requests(self, visit: Visit, ledger: Any) -> tuple[Any, ...]:
+        if visit.snapshot is None:
+            return ()
+        return get_agent_requests(
+            self.node.machine,
+            visit.snapshot,
+            ledger=ledger,
+            scope=visit.scope,
+            trusted=visit.own,
+        )
+
+    def limit_s(self, visit: Visit, ledger: Any) -> float | None:
+        """How long the chart waits, in seconds; None where it has no deadline."""
+        clock = self.node.clock
+        assert visit.snapshot is not None
+        timers = self.stepper(visit, visit.snapshot, ledger).timers()
+        if not timers or (clock is not None and clock.simulated):
+            return None
+        return max(0.0, ((timers[0].due_at or 0.0) - visit.now_ms()) / 1000.0)
+
+    def result(self, visit: Visit, ident: str, **outcome: Any) -> dict[str, Any]:
+        """The update that hands an outcome to ``step``."""
+        return {self.settings.results: [{"id": ident, "at": visit.now_ms(), **outcome}]}
