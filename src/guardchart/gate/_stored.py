@@ -16,7 +16,7 @@ from guardchart.gate._answers import Answer, close_open, closing_text, follow
 from guardchart.gate._batch import Verdict, lookup_verdicts
 from guardchart.gate._rules import ALL, Allowed
 from guardchart.gate._session import GuardSession
-from guardchart.gate._tools import ToolCall
+from guardchart.gate._tools import ToolCall, shown_name
 from guardchart.gate._turn import Proposed
 from guardchart.kernel import Event
 
@@ -153,6 +153,9 @@ class StoredSession(GuardSession):
     def _outcome(self, verb: str, call: ToolCall, payload: dict[str, Any]) -> Any:
         if payload.get("reason") == FOLLOWS:
             return None  # put off, not denied: the chart has nothing to learn from it
+        name = shown_name(call.name)
+        if name != "*" and not self.moves_chart(name):
+            return None  # no state names any outcome of this tool
         return super()._outcome(verb, call, payload)
 
     def _step(self, event: Any) -> Any:

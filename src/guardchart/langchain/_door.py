@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextvars
 import dataclasses
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -31,6 +32,7 @@ from guardchart.gate import (
     tool_registry,
 )
 from guardchart.gate._authorise import in_thread
+from guardchart.gate._charts import PolicyChart
 from guardchart.gate._stored import StoredSession
 from guardchart.kernel import Machine, Snapshot, dump, initial_step, load
 from guardchart.langchain._ask import Positional, Show
@@ -49,6 +51,7 @@ __all__ = [
     "turn_of",
 ]
 
+_RECENT: Final = 256
 SHOWN: Final = frozenset({"full", "ids"})
 Note = dict[str, Any]
 
@@ -144,6 +147,8 @@ class Door:
         self.provider_tools: dict[str, dict[str, Any]] = {}
         self.tools: dict[str, BaseTool] = {}
         self.registry = self._register(tools, frozenset(side_effects), max_output_chars)
+        self._recent: dict[int, tuple[Any, str | None, Snapshot]] = {}
+        self._recent_lock = threading.Lock()
         self._scope = scope
         self._ledger = ledger
         self._now = now
@@ -257,12 +262,12 @@ class Door:
         if not entry:
             snapshot = self._start(_run_of(runtime))
         else:
-            data = dict(entry)
-            self._check_seal(data, scope)
-            turn = data.pop("turn", None) or {}
-            snapshot = load(self.machine, data)
+            snapshot = self._loaded(entry, scope)
+            turn = entry.get("turn") or {}
+        # Its tools were checked against the chart when this door was built.
+        chart = PolicyChart(self.machine, snapshot, input=None, now=0)
         session = StoredSession(
-            self.machine, self.registry, ledger, scope, snapshot, **self._options
+            self.machine, self.registry, ledger, scope, _chart=chart, **self._options
         )
         events = _read(state, self.events_key)
         changed = session.fold(self._genuine(events, scope)) if events else False
@@ -284,13 +289,50 @@ class Door:
         self, opened: Opened, notes: Sequence[Note] = (), message_id: str | None = None
     ) -> dict[str, Any]:
         """Return what is stored under the state key: the snapshot, and the open turn's notes."""
-        data = dump(opened.session.snapshot)
+        snapshot = opened.session.snapshot
+        data = dump(snapshot)
         if notes:
             data["turn"] = {"id": message_id, "calls": list(notes)}
         if self.seal is not None:
             thread = opened.scope or ""
             data["seal"] = self.seal.sign(data, thread=thread, machine=self.machine.id)
+        self._remember(data, opened.scope, snapshot)
         return data
+
+    def _loaded(self, entry: Any, scope: str | None) -> Snapshot:
+        """The snapshot of a stored entry.
+
+        Within one run LangGraph hands the very object that was written to the next hooks; it
+        need not be read again. Nobody but this process has had it.
+        """
+        known = self._recent.get(id(entry))
+        if known is not None and known[0] is entry and known[1] == scope:
+            return known[2]
+        data = dict(entry)
+        self._check_seal(data, scope)
+        data.pop("turn", None)
+        return load(self.machine, data)
+
+    def _remember(self, data: dict[str, Any], scope: str | None, snapshot: Snapshot) -> None:
+        with self._recent_lock:
+            while len(self._recent) >= _RECENT:
+                del self._recent[next(iter(self._recent))]
+            self._recent[id(data)] = (data, scope, snapshot)
+
+    def settled_turn(self, state: Any, message: AIMessage) -> bool:
+        """Whether the stored notes leave nothing to answer or ask about in this turn.
+
+        A hint that spares a look: whether a call may run is judged again when it runs.
+        """
+        entry = _read(state, self.state_key)
+        turn = entry.get("turn") if isinstance(entry, dict) else None
+        if not isinstance(turn, Mapping) or turn.get("id") != message.id:
+            return False
+        notes = _notes(turn)
+        return all(
+            (note := notes.get(call["id"] or "")) is not None and note.keys() == {"id"}
+            for call in message.tool_calls
+        )
 
     def signed(self, events: list[dict[str, Any]], scope: str) -> list[dict[str, Any]]:
         """Return outcomes as they are stored: with a seal, each under its own signature."""

@@ -266,7 +266,7 @@ class StatechartMiddleware(AgentMiddleware[Any, Any, Any]):
     def after_model(self, state: Any, runtime: Any) -> dict[str, Any] | None:
         """Answer what is refused; ask, once, for all that needs a person."""
         message = turn_of(state["messages"])
-        if message is None or not message.tool_calls:
+        if message is None or not message.tool_calls or self._door.settled_turn(state, message):
             return None
         opened = self._door.open(state, runtime)
         asking = self._asking(opened, state, message)
@@ -277,7 +277,7 @@ class StatechartMiddleware(AgentMiddleware[Any, Any, Any]):
     async def aafter_model(self, state: Any, runtime: Any) -> dict[str, Any] | None:
         """Do what `after_model` does, from a running loop."""
         message = turn_of(state["messages"])
-        if message is None or not message.tool_calls:
+        if message is None or not message.tool_calls or self._door.settled_turn(state, message):
             return None
         opened = await self._door.aopen(state, runtime)
         ledger = opened.session.ledger
