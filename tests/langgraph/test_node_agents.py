@@ -15,17 +15,20 @@ from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.graph import END
 from langgraph.types import Command
 
-from guardchart import create_machine
+from guardchart import MachineLogic, create_machine
 from guardchart.agents import (
     FakeModel,
     RetryPolicy,
+    agent_logic,
     approval_event,
+    load_chart,
     pending_approval,
     spawn_agent,
 )
 from guardchart.errors import AgentConfigError
 from guardchart.gate import Seal, sign_decision
 from guardchart.langgraph import ledger_for, route_by_statechart, statechart_node
+from tests.agents.loops import Bank, pay
 from tests.agents.trees import Desk, Till, pays, supervisor_chart, supervisor_logic
 from tests.langgraph.graphs import compiled, from_event, thread
 
@@ -214,3 +217,26 @@ def test_each_visit_is_saved_by_any_checkpointer_as_plain_json(desk: Desk) -> No
     app = compiled(node(desk), saver=saver)
     out = invoke(app, {"event": PLAN}, False)
     assert json.loads(json.dumps(out["xsm"])) == out["xsm"]
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["invoke", "ainvoke"])
+def test_an_invoked_worker_goes_on_where_it_stood_without_a_seal_r5(is_async: bool) -> None:
+    bank = Bank()
+    model = FakeModel([pay(), {"text": "Paid."}], is_async=is_async)
+    worker = create_machine(load_chart(), agent_logic(model, bank.registry()))
+    chart = {
+        "id": "boss",
+        "initial": "work",
+        "states": {
+            "work": {"invoke": {"src": "worker", "id": "w", "input": "pay ann", "onDone": "end"}},
+            "end": {"type": "final"},
+        },
+    }
+    machine = create_machine(chart, MachineLogic(services={"worker": worker}))
+    app = compiled(statechart_node(machine, event_from_state=from_event, event_key="event"))
+    out = invoke(app, {"event": {"type": "GO"}}, is_async)
+    (asked,) = pending_approval(out["xsm"])
+    assert asked["agent_id"] == "boss:w" and bank.paid == []
+    out = invoke(app, {"event": approval_event([asked])}, is_async)
+    assert out["xsm"]["state_ids"] == ["boss.end"] and len(bank.paid) == 1
+    assert len(model.calls) == 2

@@ -111,7 +111,7 @@ def _make(engine: Any, visit: Visit, options: dict[str, Any], **more: Any) -> An
     if visit.snapshot is None:
         return engine(machine, **options, **more)
     return engine.from_snapshot(
-        visit.snapshot, machine, restart_services=visit.own, **options, **more
+        visit.snapshot, machine, restart_services=visit.own, adopt_children=True, **options, **more
     )
 
 
