@@ -233,3 +233,16 @@ def test_an_approval_that_was_not_used_can_be_taken_back() -> None:
     assert session.run(REFUND).status == "rejected"
     with pytest.raises(ToolDeniedError):
         session.enter(ToolCall("c2", "wipe"))
+
+
+async def test_a_chart_is_told_once_how_a_filed_call_ended() -> None:
+    session = base().conversation("a")
+    call = ToolCall("c1", "refund", {"order": 7})
+    opened(session, call)
+    session.file(call)
+    session.decide(approval_event(session.pending()))
+    outcome = await session.aperform(call)
+    assert session.leave(call, outcome) is None  # no state names it, and it counts as told
+    again = base(ledger=session.ledger).conversation("a")
+    opened(again, call, fresh=False)
+    assert again.file(call).status == "answered"

@@ -802,3 +802,44 @@ def test_only_the_output_types_of_the_state_are_shown() -> None:
 
 def test_the_desk_is_what_the_other_tests_take_it_for() -> None:
     assert DESK["states"]["open"]["meta"]["tools"] == ["look_up", "refund", "close"]
+
+
+def test_a_resume_tells_the_chart_once_how_a_call_ended() -> None:
+    chart = {
+        "id": "desk",
+        "initial": "open",
+        "context": {"denied": 0},
+        "states": {
+            "open": {
+                "meta": {"tools": ["refund"]},
+                "on": {"tool.done.refund": {"actions": "count"}},
+            },
+        },
+    }
+    desk = Desk(call("refund", {"order": 7}), "done", "done", chart=chart)
+    first = desk.run()
+    yes = approvals_for(desk.requests, desk.guard, desk.yes())
+    for _ in range(2):
+        desk.run(None, message_history=round_trip(first.all_messages()), deferred_tool_results=yes)
+    assert desk.session.snapshot.context["denied"] == 1
+
+
+def test_two_guards_of_one_id_in_one_list_are_refused() -> None:
+    guards = [StatechartGuard(session(), id="gate") for _ in range(2)]
+    with pytest.raises(UserError, match="used by multiple"):
+        asyncio.run(Agent(TestModel(), capabilities=guards).run("hello"))
+
+
+def test_a_call_that_nobody_decided_in_time_is_denied_as_expired() -> None:
+    at = [1_000_000]
+    gate = session(now=lambda: at[0], human_timeout_s=60)
+    desk = Desk(call("refund", {"order": 7}), "done", runner=gate)
+    first = desk.run()
+    event = desk.yes()
+    at[0] += 61_000
+    with pytest.raises(DecisionRefused):
+        approvals_for(desk.requests, desk.guard, event)
+    no = approvals_for(desk.requests, desk.guard)
+    result = desk.run(None, message_history=first.all_messages(), deferred_tool_results=no)
+    assert results(result.all_messages())["c1"] == ("denied", "not run: no human decision in time")
+    assert desk.did == []

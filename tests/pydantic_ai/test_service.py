@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from decimal import Decimal
 from types import SimpleNamespace
 from typing import Any
 
@@ -289,6 +290,23 @@ ENDS: dict[str, tuple[Any, Any, str, tuple[int, int, int]]] = {
     "the total token limit": (
         failing(asks("look_up", {"order": 1})),
         {"total_tokens_limit": 2},
+        "UsageLimitExceeded",
+        (5, 1, 1),
+    ),
+    "the input token limit of one request": (
+        failing(asks("look_up", {"order": 1}), "done"),
+        {"per_request_input_tokens_limit": 3},
+        "UsageLimitExceeded",
+        (5, 1, 1),
+    ),
+    "the cost limit": (
+        failing(
+            ModelResponse(
+                parts=[call("look_up", {"order": 1})],
+                usage=RequestUsage(input_tokens=5, output_tokens=1, cost=Decimal("0.5")),
+            )
+        ),
+        {"cost_limit": Decimal("0.1")},
         "UsageLimitExceeded",
         (5, 1, 1),
     ),
@@ -639,3 +657,34 @@ async def test_history_from_gives_the_conversation_so_far() -> None:
     await asking.start()
     await asking.until("answered")
     assert len(script.messages[-1]) == 3
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_the_service_runs_in_a_node_of_a_graph_and_is_charged(is_async: bool) -> None:
+    from typing import TypedDict
+
+    from langgraph.graph import END, START, StateGraph
+
+    from guardchart.langgraph import statechart_node
+
+    class State(TypedDict, total=False):
+        xsm: dict[str, Any]
+        said: str
+
+    agent = Agent(Script(answer("hi", input_tokens=7, output_tokens=2)).model)
+    machine = create_machine(CHART, logic(pydantic_ai_service(agent, prompt_from=prompt)))
+    graph: Any = StateGraph(State)
+    graph.add_node(
+        "ask",
+        statechart_node(
+            machine,
+            event_from_state=lambda state: None,
+            result_to_state=lambda run, state: {"said": run.context["result"]},
+        ),
+    )
+    graph.add_edge(START, "ask")
+    graph.add_edge("ask", END)
+    app = graph.compile()
+    out = asyncio.run(app.ainvoke({})) if is_async else app.invoke({})
+    assert out["said"] == "hi"
+    assert used(out["xsm"]["context"]) == (7, 2, 1)

@@ -435,3 +435,118 @@ def test_the_current_span_says_where_the_chart_stood_and_what_it_decided() -> No
         if span.attributes and "guardchart.decision" in span.attributes
     ]
     assert marks == [("done", ("desk.open",)), ("ask", ("desk.open",))]
+
+
+# --- tools that pydantic-ai adds by itself, and plain functions --------------------------------
+
+
+def test_tools_that_are_searched_for_are_gated_when_they_are_found() -> None:
+    did: list[Any] = []
+
+    async def rare(text: str) -> str:
+        """A tool that is seldom needed."""
+        did.append(text)
+        return "found"
+
+    async def secret(text: str) -> str:
+        """A tool that is seldom needed and never listed."""
+        did.append("secret")
+        return "found"
+
+    def search(messages: Any) -> Any:
+        return call("search_tools", {"queries": ["seldom"]}, "c0")
+
+    script = Script(
+        search, call("rare", {"text": "a"}), call("secret", {"text": "b"}, "c2"), "done"
+    )
+    agent: Agent[Any, Any] = Agent(
+        script.model,
+        tools=[Tool(rare, defer_loading=True), Tool(secret, defer_loading=True)],
+        capabilities=[StatechartGuard(session(chart("rare")))],
+    )
+    result = asyncio.run(agent.run("hello"))
+    assert result.output == "done" and did == ["a"]
+    assert "rare" in script.tools[1]
+    assert "secret" not in {name for shown in script.tools for name in shown}
+
+
+@pytest.mark.parametrize("effect", [False, True])
+def test_a_plain_function_is_run_in_a_thread_and_gated_alike(effect: bool) -> None:
+    import threading
+
+    threads: list[Any] = []
+
+    def ping(text: str) -> str:
+        threads.append(threading.current_thread())
+        return text
+
+    script = Script(call("ping", {"text": "a"}), "done")
+    guard = StatechartGuard(session(chart("ping")), side_effects=["ping"] if effect else [])
+    agent: Agent[Any, Any] = Agent(
+        script.model, tools=[ping], capabilities=[guard], output_type=[str, DeferredToolRequests]
+    )
+    result = asyncio.run(agent.run("hello"))
+    if effect:
+        shown = result.output.metadata["c1"]["guardchart"]
+        yes = {"type": "HUMAN_APPROVED", "call_ids": ["c1"], "digests": {"c1": shown["digest"]}}
+        script.tools.clear()
+        script.items = ["done"]
+        result = asyncio.run(
+            agent.run(
+                message_history=result.all_messages(),
+                deferred_tool_results=approvals_for(result.output, guard, yes),
+            )
+        )
+    assert results(result.all_messages())["c1"] == ("success", "a")
+    assert len(threads) == 1 and threads[0] is not threading.main_thread()
+
+
+@pytest.mark.parametrize("effect", [False, True])
+@pytest.mark.parametrize("kind", ["retry", "failed", "crash"])
+def test_what_a_tool_raises_reaches_the_framework_as_it_was(kind: str, effect: bool) -> None:
+    from pydantic_ai import ModelRetry
+    from pydantic_ai.exceptions import ToolFailed
+
+    class Crash(Exception):
+        """The application's own."""
+
+    async def ping(text: str) -> str:
+        raise {"retry": ModelRetry("again"), "failed": ToolFailed("no"), "crash": Crash()}[kind]
+
+    failed = {**chart("ping")}
+    failed["states"]["a"]["on"] = {"tool.failed.ping": "b"}
+    failed["states"]["b"] = {"meta": {"tools": ["ping"]}}
+    gate = session(failed)
+    script = Script(call("ping", {"text": "a"}), "done")
+    guard = StatechartGuard(gate, side_effects=["ping"] if effect else [])
+    agent: Agent[Any, Any] = Agent(
+        script.model, tools=[ping], capabilities=[guard], output_type=[str, DeferredToolRequests]
+    )
+
+    async def run() -> Any:
+        result = await agent.run("hello")
+        if not effect:
+            return result
+        shown = result.output.metadata["c1"]["guardchart"]
+        yes = {"type": "HUMAN_APPROVED", "call_ids": ["c1"], "digests": {"c1": shown["digest"]}}
+        script.tools.clear()
+        script.items = ["done"]
+        return await agent.run(
+            message_history=result.all_messages(),
+            deferred_tool_results=approvals_for(result.output, guard, yes),
+        )
+
+    if kind == "crash":
+        with pytest.raises(Crash):
+            asyncio.run(run())
+    else:
+        found = results(asyncio.run(run()).all_messages())["c1"][0]
+        assert found == ("retried" if kind == "retry" else "failed")
+    assert gate.snapshot.state_ids == {"m.b"}
+    if effect:
+        (row,) = [each for each in _rows(gate) if each.id == "c1"]
+        assert row.status == "failed"
+
+
+def _rows(gate: Any) -> list[Any]:
+    return list(gate.ledger._rows.ids.values())

@@ -21,6 +21,7 @@ from guardchart.runtime import Interpreter
 __all__ = ["LiveChart", "PolicyChart", "chart_of"]
 
 _MAX_OVERDUE: Final = 1000
+_MAX_TOLD: Final = 10_000
 _POST_S: Final = 5.0
 _VERBS: Final = ("done", "failed", "rejected", "denied")
 
@@ -32,12 +33,14 @@ class _Chart:
         machine: the compiled chart.
         lock: held for each look and each step; never while a body runs.
         entered: how often each tool was entered in this visit of the state.
+        told: rows whose end the chart knows of, so that a resume does not tell it again.
     """
 
     def __init__(self, machine: Any) -> None:
         self.machine = machine
         self.lock = threading.RLock()
         self.entered: Counter[str] = Counter()
+        self.told: dict[tuple[str, str, str], None] = {}
         named = {key for node in machine.nodes.values() for key in node.on}
         self._exact = {key for key in named if not key.endswith("*")}
         self._prefixes = tuple(key[:-1] for key in named if key.endswith("*"))
@@ -57,6 +60,16 @@ class _Chart:
     def hears(self, event_type: str) -> bool:
         """Return whether some state names an event, exactly or by a wildcard."""
         return event_type in self._exact or event_type.startswith(self._prefixes)
+
+    def knows(self, scope: str, row_id: str, status: str) -> bool:
+        """Return whether the chart was told how a call ended, and note that it is now."""
+        key = (scope, row_id, status)
+        if key in self.told:
+            return True
+        self.told[key] = None
+        if len(self.told) > _MAX_TOLD:
+            del self.told[next(iter(self.told))]
+        return False
 
     def moves(self, name: str) -> bool:
         """Return whether some state names an outcome event of this tool."""

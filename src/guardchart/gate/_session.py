@@ -232,6 +232,9 @@ class GuardSession(TurnSide):
             if told in self._left:
                 return None
             self._left.add(told)
+            row_id = outcome.row_id
+            if row_id is not None and self._chart.knows(self.host.scope, row_id, status):
+                return None
             if outcome.entered:
                 self._chart.entered[call.name] += 1
             if status == "done":

@@ -169,6 +169,10 @@ def _answer(
     if row is None:
         return ToolDenied(closing_text("tampered"))
     current = ledger.row(session.host.scope, row.id) or row
+    if current.status == "proposed" and current.decide_by is not None and now > current.decide_by:
+        closed = ledger.close(session.host.scope, [row.id], "expired", status="expired", now=now)
+        current = closed.get(row.id, current)
+        row = current
     if current.status == "proposed":
         waiting.append(pending_item(current, tool_call_id=call.tool_call_id))
         return None

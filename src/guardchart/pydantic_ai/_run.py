@@ -409,7 +409,13 @@ class GuardRun:
         self._told.add(call.id)
         error = None if fate.error is None else type(fate.error, (Exception,), {})()
         outcome = Outcome(
-            call.id, call.name, fate.status, fate.text, error=error, entered=fate.entered
+            call.id,
+            call.name,
+            fate.status,
+            fate.text,
+            error=error,
+            row_id=fate.row_id,
+            entered=fate.entered,
         )
         self.session.leave(call, outcome)
 
