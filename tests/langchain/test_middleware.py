@@ -93,6 +93,55 @@ def test_more_calls_than_a_turn_may_have_are_all_refused() -> None:
     assert agent.entered == []
 
 
+@pytest.mark.gate
+@both
+def test_a_middleware_that_never_asks_refuses_just_the_same_and_needs_no_node(
+    is_async: bool,
+) -> None:
+    turn = says(
+        call("lookup", "c1", order_id=7),
+        call("wire", "c2", cents=5),
+        call("nothing", "c3"),
+        call("lookup", "c4", order_id="7"),
+    )
+    agent = Agent([turn, "done"], side_effects=(), is_async=is_async)
+    out = agent.invoke()
+    assert agent.entered == [("lookup", 7)] and complete(out["messages"])
+    told = results(out)
+    assert told["c1"] == "order 7: shipped"
+    assert all("denied" in told[ident] for ident in ("c2", "c3", "c4"))
+    nodes = set(agent.app.get_graph().nodes)
+    assert "StatechartMiddleware.after_model" not in nodes
+    asking = set(Agent(["hi"]).app.get_graph().nodes)
+    assert "StatechartMiddleware.after_model" in asking
+
+
+def test_a_middleware_that_never_asks_withholds_outputs_and_puts_calls_off() -> None:
+    machine: Any = {
+        "id": "desk",
+        "initial": "open",
+        "states": {
+            "open": {
+                "meta": {"tools": ["lookup"], "outputs": []},
+                "on": {"tool.done.lookup": "ready"},
+            },
+            "ready": {"meta": {"tools": [], "outputs": ["Answer"]}},
+        },
+    }
+    turn = says(call("lookup", "c1", order_id=1), call("lookup", "c2", order_id=2), ANSWER)
+    agent = Agent(
+        [turn, says(call("Answer", "o2", text="now"))],
+        machine=machine,
+        side_effects=(),
+        agent={"response_format": ToolStrategy(Answer)},
+    )
+    out = agent.invoke()
+    told = results(out)
+    assert agent.entered == [("lookup", 1)]
+    assert "propose this again" in told["c2"] and "not wanted" in told["o1"]
+    assert out["structured_response"] == Answer(text="now")
+
+
 # --- approval ----------------------------------------------------------------------------------
 
 REFUND = says(call("refund", "c1", order_id=7))

@@ -28,6 +28,7 @@ from guardchart.gate import (
     Tool,
     ToolCall,
     ToolRegistry,
+    allowed_tools,
     canonical,
     tool_registry,
 )
@@ -215,6 +216,13 @@ class Door:
                             f"{self.name}: state {node.id!r}: meta.outputs lists {each!r}, which "
                             "is not in outputs="
                         )
+
+    def may_ask(self) -> bool:
+        """Whether any call can come to need a person."""
+        if any(tool.side_effect or tool.requires_approval for tool in self.registry):
+            return True
+        lists = map(allowed_tools, self.machine.nodes.values())
+        return any(rule.approval == "always" for each in lists for rule in each.rules.values())
 
     # State
 

@@ -23,11 +23,11 @@ from langgraph.graph.message import REMOVE_ALL_MESSAGES
 from langgraph.types import Command, Overwrite, interrupt
 
 from guardchart.errors import AgentConfigError
-from guardchart.gate import closing_text
+from guardchart.gate import closing_text, shown_name
 from guardchart.gate._authorise import in_thread
 from guardchart.langchain._ask import Positional, Show
-from guardchart.langchain._door import Door, Opened, appended, turn_of
-from guardchart.langchain._entry import Entry
+from guardchart.langchain._door import Door, Opened, appended, calls_of, turn_of
+from guardchart.langchain._entry import Entry, refusal_message, refusal_text
 from guardchart.langchain._turns import (
     Asking,
     answered_ids,
@@ -140,6 +140,14 @@ class StatechartMiddleware(AgentMiddleware[Any, Any, Any]):
             now=now,
         )
         self.tools: list[BaseTool] = list(self._door.tools.values())
+        if not self._door.may_ask():
+            # LangChain asks the class whether there is a hook, and makes a node of it if there is.
+            self.__class__ = _Unasking
+
+    @property
+    def name(self) -> str:
+        """The name under which LangChain lists it, and its nodes."""
+        return "StatechartMiddleware"
 
     @property
     def machine(self) -> Any:
@@ -257,6 +265,8 @@ class StatechartMiddleware(AgentMiddleware[Any, Any, Any]):
             opened.session.send("output.denied", id=ident, reason=NOT_NOW)
         if withheld:
             response = _without(response, withheld)
+        if isinstance(self, _Unasking):
+            response = _answered(response, message, notes)
         if opened.session.snapshot is before and not notes and not opened.folded:
             return response
         return ExtendedModelResponse(response, Command(update=self._stored(opened, notes, message)))
@@ -350,6 +360,30 @@ class StatechartMiddleware(AgentMiddleware[Any, Any, Any]):
         if opened.folded:
             update[door.events_key] = Overwrite([])
         return update
+
+
+class _Unasking(StatechartMiddleware):
+    """One that never asks: what is refused gets its result at once, and a turn needs no node."""
+
+    after_model = AgentMiddleware.after_model
+    aafter_model = AgentMiddleware.aafter_model
+
+
+def _answered(
+    response: ModelResponse[Any], message: AIMessage, notes: list[dict[str, Any]]
+) -> ModelResponse[Any]:
+    """The response, with a result for each call that was refused."""
+    refused = {note["id"]: str(note["denied"]) for note in notes if note.get("denied")}
+    results = [
+        refusal_message(
+            shown_name(call.name), call.id, refusal_text(shown_name(call.name), refused[call.id])
+        )
+        for call in calls_of(message)
+        if call.id in refused
+    ]
+    if not results:
+        return response
+    return ModelResponse([*response.result, *results], response.structured_response)
 
 
 def _specs(given: Any) -> list[Any]:
