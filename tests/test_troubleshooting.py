@@ -7,6 +7,7 @@ docs/differences.md lists it.
 
 from __future__ import annotations
 
+import asyncio
 import importlib.metadata
 import json
 import logging
@@ -14,7 +15,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypedDict
 
 import pytest
 from pydantic import BaseModel, ConfigDict, Field
@@ -37,6 +38,7 @@ from guardchart.agents import (
     budget_guards,
     load_chart,
     pending_approval,
+    run_agent,
     run_agent_sync,
     spawn_agent,
     structured_output,
@@ -252,6 +254,59 @@ def test_an_active_state_has_no_route() -> None:
     route = graph.route_by_statechart(chart, {"open": "a", "shut": "b"})
     with pytest.raises(AgentConfigError, match=r"no route for active states \['desk\.lost'\]"):
         route({"xsm": {"state_ids": ["desk.lost"]}})
+
+
+def _inner_graph(node: Any, again: bool, **options: Any) -> Any:
+    pytest.importorskip("langgraph")
+    from langgraph.graph import END, START, StateGraph
+
+    class Held(TypedDict, total=False):
+        n: int
+
+    graph: Any = StateGraph(Held)
+    graph.add_node("work", node)
+    graph.add_edge(START, "work")
+    graph.add_edge("work", "work" if again else END)
+    return graph.compile(**options)
+
+
+def _failure_of_the_graph(graph: Any, **options: Any) -> BaseException:
+    from guardchart import MachineLogic
+    from guardchart.langgraph import langgraph_service
+
+    seen: list[BaseException] = []
+    service = langgraph_service(graph, input_from=lambda ctx, e: {"n": 0}, **options)
+    invoke = {"src": "graph", "onError": {"target": "bad", "actions": "note"}, "onDone": "good"}
+    states: dict[str, Any] = {
+        "busy": {"invoke": invoke},
+        "bad": {"type": "final"},
+        "good": {"type": "final"},
+    }
+    logic = MachineLogic(
+        services={"graph": service}, actions={"note": lambda c, e: seen.append(e.error)}
+    )
+    machine = create_machine({"id": "host", "initial": "busy", "states": states}, logic)
+    assert asyncio.run(run_agent(machine)).final_state == "host.bad"
+    return seen[0]
+
+
+def test_the_inner_graph_of_a_service_looped() -> None:
+    graph = _inner_graph(lambda state: {"n": state["n"] + 1}, again=True)
+    error = _failure_of_the_graph(graph, config={"recursion_limit": 3})
+    assert type(error).__name__ == "GraphRecursionError"
+
+
+def test_the_inner_graph_of_a_service_called_interrupt() -> None:
+    pytest.importorskip("langgraph")
+    from langgraph.checkpoint.memory import InMemorySaver
+    from langgraph.types import interrupt
+
+    graph = _inner_graph(
+        lambda state: {"n": interrupt("how many?")}, again=False, checkpointer=InMemorySaver()
+    )
+    error = _failure_of_the_graph(graph, config={"configurable": {"thread_id": "inner"}})
+    assert type(error).__name__ == "GraphInterruptedError"
+    assert str(error).startswith("LangGraph interrupt(): the graph is paused, asking [")
 
 
 def test_a_snapshot_of_another_machine_is_restored() -> None:

@@ -323,3 +323,39 @@ async def test_a_hook_of_the_sync_engine_runs_where_the_step_runs(rig: Rig, whic
     live = await rig.start(counter_chart(), logic(hook))
     await rig.send(live, "X")
     assert where == [threading.current_thread().name]
+
+
+async def test_merged_logic_asks_the_hook_of_each_part(rig: Rig) -> None:
+    asked: list[str] = []
+
+    def first(snapshot: Any, event: Any, now: float, host: Any, outside: bool) -> Any:
+        asked.append("first")
+        return BeforeStep(denied="first says no") if event.type == "NO" else None
+
+    def second(snapshot: Any, event: Any, now: float, host: Any, outside: bool) -> Any:
+        asked.append("second")
+        return BeforeStep(denied="second says no")
+
+    merged = logic(first).merge(MachineLogic(before_step=second), MachineLogic())
+    live = await rig.start(counter_chart(), merged)
+    assert (await rig.send(live, "NO")).reason == "first says no"
+    assert asked == ["first"]
+    assert (await rig.send(live, "INC")).reason == "second says no"
+    assert asked == ["first", "first", "second"]
+    assert logic(first).merge(logic(first)).before_step is first
+
+
+async def test_the_second_hook_sees_what_the_first_makes_of_the_event(rig: Rig) -> None:
+    seen: list[Any] = []
+
+    def first(snapshot: Any, event: Any, now: float, host: Any, outside: bool) -> Any:
+        return BeforeStep(Event("INC", {"by": 2}), batch_no=3)
+
+    def second(snapshot: Any, event: Any, now: float, host: Any, outside: bool) -> Any:
+        seen.append(event.payload)
+        return BeforeStep()
+
+    merged = logic(first).merge(MachineLogic(before_step=second))
+    live = await rig.start(counter_chart(), merged)
+    await rig.send(live, "INC")
+    assert seen == [{"by": 2}] and live.snapshot.batch_no == 3

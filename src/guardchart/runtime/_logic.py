@@ -121,8 +121,9 @@ class MachineLogic:
         """A new logic holding everything of this one and the others; later wins.
 
         Returns:
-            A new ``MachineLogic``; none of the inputs changes. Attachments and hooks of
-            earlier ones are kept where a later one brings none.
+            A new ``MachineLogic``; none of the inputs changes. Attachments of earlier ones are
+            kept where a later one brings none. ``before_step`` of each is asked in turn, and
+            what one denies is denied.
 
         Example:
             >>> base = MachineLogic(guards={"ok": lambda c, e: False})
@@ -144,7 +145,7 @@ class MachineLogic:
             merged.services.update(other.services)
             merged.delays.update(other.delays)
             merged.attachments.update(other.attachments)
-            merged.before_step = other.before_step or merged.before_step
+            merged.before_step = _one_after_other(merged.before_step, other.before_step)
             merged.on_machine = _both(merged.on_machine, other.on_machine)
         return merged
 
@@ -160,3 +161,44 @@ def _both(
         second(machine)
 
     return both
+
+
+class _Hooks:
+    """Two ``before_step`` hooks: the second sees what the first makes of the event."""
+
+    def __init__(self, first: Any, second: Any) -> None:
+        self._all = (first, second)
+        self.judged = next((h.judged for h in self._all if hasattr(h, "judged")), None)
+
+    def concerns(self, snapshot: Snapshot, event: Event | EngineEvent) -> bool:
+        """Whether either may block."""
+        return any(
+            not hasattr(hook, "concerns") or hook.concerns(snapshot, event) for hook in self._all
+        )
+
+    def asked(self, snapshot: Snapshot, event: Event) -> int:
+        """How well a decision fits what either asks."""
+        return max(
+            hook.asked(snapshot, event) if hasattr(hook, "asked") else 0 for hook in self._all
+        )
+
+    def __call__(
+        self, snapshot: Snapshot, event: Event | EngineEvent, now: float, host: Host, outside: bool
+    ) -> BeforeStep | None:
+        first, second = self._all
+        said = first(snapshot, event, now, host, outside)
+        if said is None:
+            return second(snapshot, event, now, host, outside)  # type: ignore[no-any-return]
+        if said.denied is not None:
+            return said  # type: ignore[no-any-return]
+        then = second(snapshot, said.event or event, now, host, outside)
+        if then is None:
+            return said  # type: ignore[no-any-return]
+        batch_no = said.batch_no if then.batch_no is None else then.batch_no
+        return BeforeStep(then.event or said.event, batch_no, then.denied)
+
+
+def _one_after_other(first: Any, second: Any) -> Any:
+    if first is None or second is None or first is second:
+        return first or second
+    return _Hooks(first, second)
