@@ -8,22 +8,22 @@ import logging
 import sys
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from pydantic_ai.capabilities import AbstractCapability, CapabilityOrdering, durable_operation
 from pydantic_ai.exceptions import ModelRetry, ToolFailed, UserError
 from pydantic_ai.tools import AgentDepsT, DeferredToolRequests, RunContext, ToolDefinition
-from pydantic_ai.toolsets import AbstractToolset, ToolsetTool, WrapperToolset
+from pydantic_ai.toolsets import AbstractToolset
 from pydantic_graph import End
 
 from guardchart.errors import AgentConfigError
 from guardchart.gate import NOT_ALLOWED, GuardSession
-from guardchart.pydantic_ai._arguments import StrictArguments
 from guardchart.pydantic_ai._calls import OWN_KINDS, Tools, asks, names
 from guardchart.pydantic_ai._outputs import output_allowed, output_name
 from guardchart.pydantic_ai._report import unpoliced
 from guardchart.pydantic_ai._run import GuardRun
+from guardchart.pydantic_ai._toolset import GuardToolset, skipped
 from guardchart.pydantic_ai._usage import ledger_of
 from guardchart.runtime import Interpreter, ServiceScope, SyncInterpreter
 
@@ -234,7 +234,8 @@ class StatechartGuard(AbstractCapability[AgentDepsT]):
         self, toolset: AbstractToolset[AgentDepsT]
     ) -> AbstractToolset[AgentDepsT] | None:
         """Put the gate around every tool of the run."""
-        return None if self._run is None else GuardToolset(toolset, guard=self)
+        run = self._run
+        return None if run is None else GuardToolset(toolset, run, self._durable_call)
 
     @durable_operation(name="call")
     async def _durable_call(self, ctx: RunContext[Any], ticket: str) -> Any:
@@ -317,7 +318,7 @@ class StatechartGuard(AbstractCapability[AgentDepsT]):
         """Take an answer's calls as one turn before any of them is looked at."""
         run = self._state()
         if hasattr(node, "model_response"):
-            run.open(ctx.messages, _skip(ctx))
+            run.open(ctx.messages, skipped(ctx))
         elif hasattr(node, "request"):
             run.asked = True
         return node
@@ -353,105 +354,6 @@ class StatechartGuard(AbstractCapability[AgentDepsT]):
         if not ctx.partial_output:
             run.output_denied()
         raise ModelRetry(NOT_NOW)
-
-
-@dataclass
-class GuardToolset(WrapperToolset[AgentDepsT]):
-    """The last toolset before the tools themselves."""
-
-    guard: StatechartGuard[AgentDepsT]
-
-    async def get_tools(self, ctx: RunContext[AgentDepsT]) -> dict[str, ToolsetTool[AgentDepsT]]:
-        """Return the tools of this step that the state allows, each behind the gate."""
-        found = await self.wrapped.get_tools(ctx)
-        run = self.guard._state()
-        for name in run.forget:
-            ctx.retries.pop(name, None)
-        run.tools.update(found, ctx.validation_context)
-        run.session.registry = run.tools.registry
-        allowed = run.session.allowed()
-        kept = run.kept(ctx.messages)
-        out: dict[str, ToolsetTool[AgentDepsT]] = {}
-        light = set()
-        for name, tool in found.items():
-            known = run.tools.by_name.get(name)
-            if known is None or not (name in allowed or name in kept):
-                continue
-            needs = known.tool.side_effect or allowed.rule(name).approval == "always"
-            if needs and known.kind == "external":
-                continue  # it would be handed out before anybody could be asked
-            alone = needs or run.session.moves_chart(name)
-            if not alone:
-                light.add(name)
-            out[name] = replace(
-                tool,
-                tool_def=_definition(tool.tool_def, alone),
-                args_validator=StrictArguments(
-                    known.shape, name, ToolFailed, self._admitted(name, known.kind)
-                ),
-            )
-        run.light = frozenset(light)
-        return out
-
-    def _admitted(self, name: str, kind: str) -> Callable[[], None] | None:
-        if kind != "external":
-            return None
-        run = self.guard._state()
-
-        def admitted() -> None:
-            # External calls are collected after their siblings have run, and may find the
-            # chart elsewhere.
-            if name not in run.session.allowed():
-                raise ToolFailed(f"error: tool {name!r} denied: {NOT_ALLOWED}")
-
-        return admitted
-
-    async def call_tool(
-        self,
-        name: str,
-        tool_args: dict[str, Any],
-        ctx: RunContext[AgentDepsT],
-        tool: ToolsetTool[AgentDepsT],
-    ) -> Any:
-        """Take one call through the gate, with the arguments it would run with."""
-        guard, run = self.guard, self.guard._state()
-        run.open(ctx.messages, _skip(ctx))
-
-        async def body(values: dict[str, Any]) -> Any:
-            return await self.wrapped.call_tool(name, values, ctx, tool)
-
-        durably: Callable[[str], Awaitable[Any]] | None = None
-        if run.durable:
-
-            async def durably(ticket: str) -> Any:
-                return await guard._durable_call(ctx, ticket)
-
-        return await run.call(name, tool_args, ctx.tool_call_id or "", body, durably)
-
-
-def _definition(given: ToolDefinition, alone: bool) -> ToolDefinition:
-    kind: Any = "function" if given.kind == "unapproved" else given.kind
-    if kind == given.kind and (not alone or given.sequential):
-        return given
-    metadata = given.metadata
-    if given.kind == "unapproved":
-        # A guard around this one still has to see that it changes something.
-        metadata = {**(metadata or {}), "side_effect": True}
-    return replace(given, kind=kind, sequential=given.sequential or alone, metadata=metadata)
-
-
-def _skip(ctx: RunContext[Any]) -> Callable[[str], bool]:
-    manager = ctx.tool_manager
-
-    def skip(name: str) -> bool:
-        tool_def = None
-        if manager is not None and manager.tools is not None:
-            tool_def = manager.get_tool_def(name)
-        return tool_def is not None and (
-            tool_def.kind == "output" or tool_def.tool_kind in OWN_KINDS
-        )
-
-    return skip
 
 
 def _is_runner(value: Any) -> bool:

@@ -26,7 +26,7 @@ from guardchart.gate._approvals import HUMAN_EVENTS
 from guardchart.pydantic_ai._approvals import approvals_for, pending_approval
 from guardchart.pydantic_ai._guard import StatechartGuard
 from guardchart.pydantic_ai._outputs import output_allowed
-from guardchart.pydantic_ai._run import last_response, open_ids
+from guardchart.pydantic_ai._turns import last_response, open_ids
 from guardchart.pydantic_ai._usage import (
     KEPT,
     PAUSED,
