@@ -145,6 +145,12 @@ ROWS = (
         "create_agent, ainvoke", lambda n: agent(n, ()), lambda n: agent(n, [guard()]), 1.4, awaited
     ),
     Row(
+        "create_agent, another tool asks",
+        lambda n: agent(n, ()),
+        lambda n: agent(n, [guard(side_effects=["refund"])]),
+        None,
+    ),
+    Row(
         "create_agent, each call approved",
         lambda n: agent(n, (), "refund"),
         lambda n: agent(n, [guard(side_effects=["refund"])], "refund"),

@@ -116,6 +116,14 @@ def test_a_middleware_that_never_asks_refuses_just_the_same_and_needs_no_node(
     assert "StatechartMiddleware.after_model" in asking
 
 
+def test_a_subclass_of_the_middleware_stays_what_it_is() -> None:
+    class Mine(StatechartMiddleware):
+        """Somebody's own."""
+
+    guard = Mine(chart("lookup"), tools=Desk().tools)
+    assert type(guard) is Mine and isinstance(guard, StatechartMiddleware)
+
+
 def test_a_middleware_that_never_asks_withholds_outputs_and_puts_calls_off() -> None:
     machine: Any = {
         "id": "desk",

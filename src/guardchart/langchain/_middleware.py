@@ -140,7 +140,7 @@ class StatechartMiddleware(AgentMiddleware[Any, Any, Any]):
             now=now,
         )
         self.tools: list[BaseTool] = list(self._door.tools.values())
-        if not self._door.may_ask():
+        if type(self) is StatechartMiddleware and not self._door.may_ask():
             # LangChain asks the class whether there is a hook, and makes a node of it if there is.
             self.__class__ = _Unasking
 
