@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
@@ -18,7 +17,7 @@ from guardchart.agents import (
     resolve_agent_step,
     transition_agent_step,
 )
-from guardchart.errors import StepError
+from guardchart.errors import AgentError, StepError
 from guardchart.gate._approvals import HUMAN_EVENTS
 from guardchart.kernel import Receipt, Snapshot, dump
 from guardchart.langgraph._state import read_key
@@ -114,8 +113,8 @@ class _Move:
     def update(self) -> Any:
         """Take everything in, and say where to go on; a ``Command``."""
         settings, visit = self.settings, self.visit
-        for result in sorted(read_key(self.state, settings.results) or (), key=_at):
-            self._fire_until(_at(result))
+        for result in sorted(read_key(self.state, settings.results) or (), key=self._at):
+            self._fire_until(self._at(result))
             self._take(result)
         self._fire_until(self.now)
         if visit.event is not None:
@@ -147,10 +146,10 @@ class _Move:
 
     def _take(self, result: Any) -> None:
         """A result of a task, or decisions of a person. State is untrusted: an odd one is not."""
-        if not isinstance(result, Mapping):
+        if not isinstance(result, Mapping) or not self.task.is_own(self.visit, result):
             return
-        at = _at(result)
-        if isinstance(result.get("decisions"), list):
+        at = self._at(result)
+        if "decisions" in result:
             for event in self._decided(result):
                 self.receipt = self._note(self._transition(event, at))
                 self.visit.receipt = None
@@ -160,23 +159,39 @@ class _Move:
             return
         for event in _sent(result.get("sent")):
             self._note(self._transition(event, at))
-        outcome = (
-            {"error": result["error"]} if "error" in result else {"output": result.get("output")}
-        )
-        step = resolve_agent_step(
-            self.node.machine, self.snapshot, ident, now=at, **outcome, **self._options()
-        )
-        self._note(step)
+        error = result.get("error")
+        if isinstance(error, Mapping):
+            self._resolve(ident, at, error=error)
+            return
+        try:
+            self._resolve(ident, at, output=result.get("output"))
+        except AgentError as refused:
+            # No result of such a request; nothing has changed yet.
+            self._resolve(ident, at, error=refused)
+
+    def _resolve(self, ident: str, at: float, **outcome: Any) -> None:
+        machine, options = self.node.machine, self._options()
+        self._note(resolve_agent_step(machine, self.snapshot, ident, now=at, **outcome, **options))
 
     def _decided(self, result: Mapping[str, Any]) -> Iterable[Any]:
         """One event for each agent whose calls were decided."""
+        decided, by = result["decisions"], result.get("by")
+        decided = decided if isinstance(decided, list) else []
+        if not all(isinstance(each, Mapping) for each in decided):
+            return
         owners = {each["id"]: each.get("agent_id") for each in pending_approval(self.snapshot)}
         by_agent: dict[Any, list[Any]] = {}
-        for each in result["decisions"]:
-            ident = each.get("id") if isinstance(each, Mapping) else None
-            by_agent.setdefault(owners.get(ident), []).append(each)
+        for each in decided:
+            ident = each.get("id")
+            owner = owners.get(ident) if isinstance(ident, str) else None
+            by_agent.setdefault(owner, []).append(each)
         for agent, decisions in by_agent.items():
-            yield decisions_event(decisions, by=result.get("by"), agent_id=agent)
+            yield decisions_event(decisions, by=by if isinstance(by, str) else None, agent_id=agent)
+
+    def _at(self, result: Any) -> float:
+        """When a result was made; never later than now."""
+        at = result.get("at") if isinstance(result, Mapping) else None
+        return min(at, self.now) if isinstance(at, int | float) and at >= 0 else 0.0
 
     def _fire_until(self, at: float) -> None:
         """Deliver the deadlines that had passed by then, in order of ``due_at``."""
@@ -304,10 +319,5 @@ def _sent(events: Any) -> Iterable[dict[str, Any]]:
     """What a service sent its machine. A person's decision is never a service's to send."""
     for event in events if isinstance(events, list) else ():
         kind = event.get("type") if isinstance(event, Mapping) else None
-        if isinstance(kind, str) and kind not in HUMAN_EVENTS:
+        if isinstance(kind, str) and kind and kind not in HUMAN_EVENTS:
             yield dict(event)
-
-
-def _at(result: Any) -> float:
-    at = result.get("at") if isinstance(result, Mapping) else None
-    return float(at) if isinstance(at, int | float) and math.isfinite(at) else 0.0

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import contextlib
+import json
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 from langchain_core.runnables import Runnable, RunnableConfig
 
 from guardchart.agents import get_agent_requests
+from guardchart.agents._recorded import dump_failure, plain
 from guardchart.agents._step import Origin
 from guardchart.agents._stepper import FixedClock, Stepper, Waiting
+from guardchart.errors import AgentError
 from guardchart.kernel import Snapshot
 from guardchart.langgraph._ledger import DeferredLedger
 from guardchart.langgraph._question import Show
@@ -162,5 +166,69 @@ class BaseTask:
         return max(0.0, ((timers[0].due_at or 0.0) - visit.now_ms()) / 1000.0)
 
     def result(self, visit: Visit, ident: str, **outcome: Any) -> dict[str, Any]:
-        """The update that hands an outcome to ``step``."""
-        return {self.settings.results: [{"id": ident, "at": visit.now_ms(), **outcome}]}
+        """The update that hands an outcome to ``step``; where there is a seal, under the seal.
+
+        What no checkpoint could hold is a failure: raising would repeat the call at each resume.
+        """
+        base = {"id": ident, "at": visit.now_ms()}
+        try:
+            made = self._sealed(visit, _storable({**base, **outcome}))
+        except (AgentError, ValueError) as error:
+            told = dump_failure(error)
+            output = outcome.get("output")
+            usage = output.get("usage") if isinstance(output, dict) else None
+            if isinstance(usage, dict):
+                with contextlib.suppress(AgentError):
+                    told["usage"] = _storable(usage)
+            made = self._sealed(visit, {**base, "error": told})
+        return {self.settings.results: [made]}
+
+    def _sealed(self, visit: Visit, result: dict[str, Any]) -> dict[str, Any]:
+        seal = self.node.seal
+        if seal is None:
+            return result
+        thread, machine = visit.sealed_for()
+        sealed = seal.sign(_text(result), thread=thread, machine=machine, purpose=_PURPOSE)
+        return {**result, "seal": sealed}
+
+    def is_own(self, visit: Visit, result: Mapping[str, Any]) -> bool:
+        """Whether a task of this thread made a result; only a seal tells."""
+        seal = self.node.seal
+        if seal is None:
+            return True
+        thread, machine = visit.sealed_for()
+        try:
+            text = _text({key: each for key, each in result.items() if key != "seal"})
+        except (TypeError, ValueError, RecursionError):
+            return False
+        given, purpose = result.get("seal"), _PURPOSE
+        fits: bool = seal.fits(given, text, thread=thread, machine=machine, purpose=purpose)
+        return fits
+
+
+_PURPOSE: Final = "result"
+
+
+def _text(result: dict[str, Any]) -> str:
+    """What is signed, in ASCII: a model may have said half of a surrogate pair."""
+    return json.dumps(result, sort_keys=True)
+
+
+def _storable(value: dict[str, Any]) -> dict[str, Any]:
+    """A copy of a result as JSON types, with no integer that a checkpoint cannot hold.
+
+    Raises:
+        AgentError: It has no such form.
+    """
+    made: dict[str, Any] = plain(value, "the result of a task")
+    if _holds_huge(made):
+        raise AgentError("the result of a task holds an integer beyond 64 bits")
+    return made
+
+
+def _holds_huge(value: Any) -> bool:
+    if isinstance(value, dict):
+        return any(map(_holds_huge, value.values()))
+    if isinstance(value, list):
+        return any(map(_holds_huge, value))
+    return isinstance(value, int) and not -(2**63) <= value < 2**64
