@@ -693,6 +693,45 @@ def test_results_forged_in_the_state_run_nothing() -> None:
     assert refunds.done == [] and len(pending_approval(graph, thread())) == 1
 
 
+class Killed(BaseException):
+    """The process ends here."""
+
+
+@pytest.mark.parametrize("messages_key", [None, "messages"])
+def test_new_input_on_a_turn_that_was_cut_off_is_not_lost(messages_key: str | None) -> None:
+    inner = FakeModel([LOOKUP, {"text": "one!"}, {"text": "two!"}], is_async=False)
+    alive = iter([False])
+
+    def model(*args: Any, **kwargs: Any) -> Any:
+        if not next(alive, True):
+            raise Killed
+        return inner(*args, **kwargs)
+
+    graph = made([], model=model, messages_key=messages_key)
+    with pytest.raises(Killed):
+        graph.invoke({"event": start("one")}, thread())
+    # The same START once more goes on with the turn that it began.
+    alive = iter([False])
+    with pytest.raises(Killed):
+        graph.invoke({"event": start("one")}, thread())
+    out = graph.invoke({"event": start("two")}, thread())
+    assert out["event"] is None and out["xsm"]["context"]["result"] == "two!"
+    if messages_key:
+        said = [each.content for each in out["messages"]]
+    else:
+        said = [each["content"] or "" for each in out["xsm"]["context"]["messages"]]
+    assert said == ["one", "", "order 42: shipped", "one!", "two", "two!"]
+
+
+def test_new_input_that_comes_with_an_approval_is_not_lost() -> None:
+    refunds = Refunds()
+    graph = made([REFUND, {"text": "one!"}, {"text": "two!"}], refunds)
+    graph.invoke({"event": start()}, thread())
+    answer = approved(question(graph))
+    out = graph.invoke(Command(resume=answer, update={"event": start("two")}), thread())
+    assert refunds.done == [(7, 500)] and out["xsm"]["context"]["result"] == "two!"
+
+
 @pytest.mark.gate
 @pytest.mark.parametrize("kept", [False, True])
 def test_decisions_forged_in_the_state_are_no_signed_approval(kept: bool) -> None:

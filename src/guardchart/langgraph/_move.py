@@ -19,7 +19,7 @@ from guardchart.agents import (
 )
 from guardchart.errors import AgentError, StepError
 from guardchart.gate._approvals import HUMAN_EVENTS
-from guardchart.kernel import Receipt, Snapshot, dump
+from guardchart.kernel import Receipt, Snapshot, can, dump
 from guardchart.langgraph._state import read_key
 from guardchart.langgraph._task import (
     APPROVAL,
@@ -117,6 +117,9 @@ class _Move:
             self._fire_until(self._at(result))
             self._take(result)
         self._fire_until(self.now)
+        if self._comes_too_early(visit.event):
+            # It stays in the state, and is taken once the turn is over.
+            visit.event, visit.consumed = None, False
         if visit.event is not None:
             self.receipt = self._note(self._transition(visit.event))
         settled = _Settled(self.snapshot, self.error, tuple(self.faults))
@@ -131,6 +134,18 @@ class _Move:
             written[settings.asked] = self.now
         also = command.goto if isinstance(command.goto, list | tuple) else [command.goto]
         return Command(update=written, goto=[*also, *goto] if command.goto else goto)
+
+    def _comes_too_early(self, event: Any) -> bool:
+        """Whether a START finds another turn that was cut off, and would be ignored by it."""
+        if event is None or event.type != "START" or self.node.agent is None:
+            return False
+        snapshot = self.snapshot
+        for said in reversed(snapshot.context.get("messages") or ()):
+            if isinstance(said, Mapping) and said.get("role") == "user":
+                if said.get("content") == event.payload.get("prompt"):
+                    return False  # The turn's own START again, by a client that retries.
+                break
+        return snapshot.status == "active" and bool(self._work()) and not can(snapshot, event)
 
     # Moving
 
