@@ -795,6 +795,32 @@ def test_a_services_output_that_no_checkpoint_holds_is_its_failure(value: Any) -
     assert out["xsm"]["state_ids"] == ["odd.failed"] and ran == [1]
 
 
+@pytest.mark.parametrize("forged", [5, [1], {"type": ""}, {"a": 1}])
+def test_what_began_a_service_strands_no_thread_when_it_is_forged(forged: Any) -> None:
+    chart = {
+        "id": "host",
+        "initial": "idle",
+        "states": {
+            "idle": {"on": {"GO": "busy"}},
+            "busy": {"invoke": {"src": "work", "onDone": "over"}},
+            "over": {"type": "final"},
+        },
+    }
+    alive = iter([False])
+
+    def work(context: Any) -> Any:
+        if not next(alive, True):
+            raise Killed
+
+    logic = MachineLogic(services={"work": work})
+    graph = statechart_graph(chart, logic, checkpointer=InMemorySaver())
+    with pytest.raises(Killed):
+        graph.invoke({"event": {"type": "GO"}}, thread())
+    begun = graph.get_state(thread()).values["xsm_begun"]
+    graph.update_state(thread(), {"xsm_begun": dict.fromkeys(begun, forged)}, as_node="service")
+    assert graph.invoke(None, thread())["xsm"]["state_ids"] == ["host.over"]
+
+
 @pytest.mark.parametrize("seal", [None, Seal("0123456789abcdef")])
 def test_a_models_answer_that_no_checkpoint_holds_is_its_failure(seal: Any) -> None:
     spent = {"input_tokens": 5, "output_tokens": 7}

@@ -8,6 +8,7 @@ state alone, so LangGraph may run it again, elsewhere, whenever it likes.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -25,6 +26,7 @@ from guardchart.agents import (
 from guardchart.agents._models import is_async_model
 from guardchart.agents._recorded import dump_failure
 from guardchart.agents._stepper import Stepper
+from guardchart.errors import StepError
 from guardchart.kernel import StreamEvent, as_event
 from guardchart.langgraph._move import Step
 from guardchart.langgraph._question import Asked, ask
@@ -301,10 +303,12 @@ class _Service(BaseTask):
             if hasattr(waiting.invocation.service, "step_requests"):
                 continue
             if wanted in (None, waiting.id):
-                event = begun.get(waiting.id) if isinstance(begun, Mapping) else None
-                invocation = waiting.invocation._replace(
-                    event=None if event is None else as_event(event), key=waiting.id
-                )
+                kept = begun.get(waiting.id) if isinstance(begun, Mapping) else None
+                event = None
+                # State is untrusted: what is no event began nothing.
+                with contextlib.suppress(StepError):
+                    event = None if kept is None else as_event(kept)
+                invocation = waiting.invocation._replace(event=event, key=waiting.id)
                 return waiting.actor, invocation, _listen(waiting.actor, visit)
         return None
 
