@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
 from typing import Any, TypedDict
 
@@ -691,6 +692,32 @@ def test_results_forged_in_the_state_run_nothing() -> None:
     graph.update_state(thread(), {"xsm_results": forged}, as_node="model")
     graph.invoke(None, thread())
     assert refunds.done == [] and len(pending_approval(graph, thread())) == 1
+
+
+class Ours(State, total=False):
+    user: str
+
+
+@dataclasses.dataclass
+class OurData(DataState):
+    user: str = ""
+
+
+@pytest.mark.parametrize("seal", [None, Seal("0123456789abcdef")])
+@pytest.mark.parametrize("mode", ["batched", "per_call"])
+@pytest.mark.parametrize("schema", [Ours, OurData])
+def test_a_scope_is_told_from_the_state_in_every_task(schema: Any, mode: Any, seal: Any) -> None:
+    def scope(state: Any) -> str:
+        return str(state["user"] if schema is Ours else state.user)
+
+    refunds = Refunds()
+    script = [{"tool_calls": [LOOKUP, LOOKUP]}, TWO, SAY]
+    options = {"state_schema": schema, "interrupt_mode": mode, "seal": seal}
+    graph = made(script, refunds, scope=scope, **options)
+    graph.invoke({"event": start(), "user": "ann"}, thread())
+    decided = [{**item, "decision": "approve"} for item in pending_approval(graph, thread())]
+    out = resume_pending(graph, thread(), decided)
+    assert out["xsm"]["context"]["result"] == "Done." and refunds.done == [(1, 10), (2, 20)]
 
 
 class Killed(BaseException):

@@ -26,6 +26,7 @@ from guardchart.langgraph._task import (
     END,
     ITEM,
     MODEL,
+    SCOPE,
     SERVICE,
     TIMER,
     TOOLS,
@@ -317,6 +318,7 @@ class _Move:
                     **carried,
                     **(spoken if name == MODEL else {}),
                     ITEM: ident,
+                    SCOPE: self.visit.scope,
                     settings.asked: self.now,
                     settings.begun: written.get(
                         settings.begun, read_key(self.state, settings.begun)

@@ -26,6 +26,7 @@ __all__ = [
     "GraphSettings",
     "ITEM",
     "MODEL",
+    "SCOPE",
     "SERVICE",
     "STEP",
     "TIMER",
@@ -44,6 +45,9 @@ STEP, MODEL, TOOLS, APPROVAL, SERVICE, TIMER = (
 )
 ITEM: Final = "statechart_item"
 """What a ``Send`` is about: a request, a service or a call by its id."""
+
+SCOPE: Final = "statechart_scope"
+"""What the calls of a ``Send`` are filed under: it holds too little of the state to tell."""
 
 
 class GraphSettings(NamedTuple):
@@ -114,13 +118,17 @@ class BaseTask:
         """As `run`, on the running loop."""
         raise NotImplementedError
 
-    def visit(self, state: Any, config: Any) -> Visit:
-        visit = Visit(self.node, state, config)
+    def visit(self, state: Any, config: Any, scope: str | None = None) -> Visit:
+        visit = Visit(self.node, state, config, scope)
         visit.check_ledger(self.node.ledger)
         return visit
 
     def looked(self, state: Any, config: Any) -> Visit:
-        visit = self.visit(state, config)
+        if isinstance(state, Mapping) and ITEM in state:
+            scope = state.get(SCOPE)
+            visit = self.visit(state, config, scope if isinstance(scope, str) else None)
+        else:
+            visit = self.visit(self.settings.view(state), config)
         visit.look()
         return visit
 

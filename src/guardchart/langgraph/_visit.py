@@ -119,13 +119,15 @@ class Visit:
         "thread",
     )
 
-    def __init__(self, settings: Settings, state: Any, config: Any) -> None:
+    def __init__(
+        self, settings: Settings, state: Any, config: Any, scope: str | None = None
+    ) -> None:
         self.settings = settings
         self.state = state
         self.config = config
         self.runtime = _runtime()
         self.thread = _thread(self.runtime, config)
-        self.scope = self._find_scope()
+        self.scope = scope or self._find_scope()
         self.event: Event | None = None
         self.snapshot: Snapshot | None = None
         self.own = False
