@@ -8,7 +8,7 @@ a turn adds is written back, under ids that a retry of the node repeats.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from langchain_core.messages import (
     AIMessage,
@@ -18,7 +18,7 @@ from langchain_core.messages import (
 )
 
 from guardchart.errors import AgentConfigError
-from guardchart.langchain._messages import from_compact, text_of_blocks, to_compact
+from guardchart.langchain._messages import from_compact, to_compact
 
 __all__ = ["Conversation"]
 
@@ -94,29 +94,37 @@ class Conversation:
         return last
 
 
+_PLAIN: Final[dict[type[Any], str]] = {HumanMessage: "user", AIMessage: "assistant"}
+
+
 def _compacted(channel: Sequence[Any]) -> tuple[Sequence[BaseMessage], list[dict[str, Any]]]:
     """The channel as LangChain messages and in compact form.
 
     A long conversation is read at every call of the node; the two classes that make up most of
     it are taken apart here, without a call each.
     """
-    compact: list[dict[str, Any]] = []
-    for message in channel:
-        kind = type(message)
-        if kind is HumanMessage or (kind is AIMessage and not message.tool_calls):
-            content = message.content
-            compact.append(
-                {
-                    "role": "user" if kind is HumanMessage else "assistant",
-                    "content": content if type(content) is str else text_of_blocks(content),
-                }
-            )
-        elif isinstance(message, BaseMessage):
-            compact.append(to_compact(message))
-        else:
-            channel = _converted(channel)
-            return channel, [to_compact(each) for each in channel]
-    return channel, compact
+    try:
+        return channel, [
+            {"role": role, "content": text}
+            if (role := _PLAIN.get(type(message)))
+            and type(text := message.content) is str
+            and (role == "user" or not message.tool_calls)
+            else _of_message(message)
+            for message in channel
+        ]
+    except _Foreign:
+        channel = _converted(channel)
+        return channel, [to_compact(each) for each in channel]
+
+
+class _Foreign(Exception):
+    """The channel holds something that is to be converted first."""
+
+
+def _of_message(message: Any) -> dict[str, Any]:
+    if not isinstance(message, BaseMessage):
+        raise _Foreign
+    return to_compact(message)
 
 
 def _after_the_last(kept: Sequence[Any], after: Sequence[Mapping[str, Any]]) -> int:

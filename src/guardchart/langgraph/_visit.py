@@ -46,8 +46,8 @@ _WAITING = (
     "once it is consumed, or multi_turn=True"
 )
 _TAMPERED = "tampered: the snapshot's seal does not fit, and nothing of it was kept"
-# The writer of a run that nobody streams.
-_UNHEARD = Runtime().stream_writer
+# LangGraph gives a run that nobody streams a writer that does nothing.
+_UNHEARD = (lambda item: None).__code__.co_code
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -198,7 +198,7 @@ class Visit:
         """The plugins of this invocation: the custom stream's, and the bound ones."""
         found: list[Any] = [self.bubble]
         runtime = self.runtime
-        if runtime is not None and runtime.stream_writer is not _UNHEARD:
+        if runtime is not None and _is_heard(runtime.stream_writer):
             found.append(TransitionStream(runtime.stream_writer))
         for plugin in self.settings.plugins:
             bind = getattr(plugin, "bind_invocation", None)
@@ -397,6 +397,12 @@ class Visit:
         except StepError:
             # Raising here would raise again at every later resume: the answer is stored.
             self.receipt = refusal("denied", None, "the answer is not an event")
+
+
+def _is_heard(writer: Any) -> bool:
+    """Whether anybody reads what is written: whether the writer's body does anything at all."""
+    code = getattr(writer, "__code__", None)
+    return code is None or code.co_code != _UNHEARD
 
 
 def _runtime() -> Runtime[Any] | None:
