@@ -787,3 +787,22 @@ def test_a_service_may_refuse_the_chart_that_invokes_it():
 
     with pytest.raises(ChartError, match=r"\$\.states\.a\.invoke: not in m"):
         create_machine(FOUND, MachineLogic(services={"find": Picky()}))
+
+
+async def test_an_exception_for_the_host_is_no_failure_of_the_service(rig: Rig) -> None:
+    class ForTheHost(Exception):
+        pass
+
+    def speak(given: Any) -> None:
+        raise ForTheHost
+
+    chart = {
+        "id": "m",
+        "initial": "busy",
+        "states": {"busy": {"invoke": {"src": "speak", "onError": "failed"}}, "failed": {}},
+    }
+    logic = MachineLogic(services={"speak": speak})
+    live = await rig.start(chart, logic, bubbles=(ForTheHost,))
+    await rig.settle(live)
+    assert isinstance(live.bubbled, ForTheHost)
+    assert live.status == "stopped" and live.current_state_ids == {"m.busy"}

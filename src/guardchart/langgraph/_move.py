@@ -69,6 +69,7 @@ class _Settled(NamedTuple):
     error: BaseException | None
     faults: tuple[BaseException, ...]
     actors: tuple[Any, ...] = ()
+    bubbled: BaseException | None = None
 
     @property
     def machine(self) -> Any:

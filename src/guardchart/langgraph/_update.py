@@ -64,8 +64,8 @@ def close(visit: Visit, interpreter: Any, receipt: Receipt | None) -> Any:
 
 
 def _raise_fault(visit: Visit, interpreter: Any, receipt: Receipt | None) -> None:
-    if visit.bubble.error is not None:
-        raise visit.bubble.error
+    if interpreter.bubbled is not None:
+        raise interpreter.bubbled
     failed = interpreter.snapshot.status == "error"
     if failed and (visit.loaded is None or visit.loaded.status != "error"):
         error = interpreter.error

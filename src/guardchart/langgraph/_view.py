@@ -6,11 +6,9 @@ import contextvars
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from langgraph.errors import GraphBubbleUp
-
 from guardchart.kernel import Receipt, Snapshot
 
-__all__ = ["BubbleUp", "StatechartView", "TransitionStream", "receipt_json", "refusal"]
+__all__ = ["StatechartView", "TransitionStream", "receipt_json", "refusal"]
 
 _REASON_CHARS = 500
 _TYPE_CHARS = 200
@@ -146,23 +144,3 @@ class TransitionStream:
                 "to": sorted(to_ids),
             },
         )
-
-
-class BubbleUp:
-    """A plugin that stops the machine when a service asks LangGraph to pause or to leave.
-
-    ``interrupt()`` in a service, or a ``Command`` to a parent graph, is an exception on its way
-    to LangGraph; it is no failure, so no ``onError`` may take it.
-    """
-
-    __slots__ = ("error",)
-
-    def __init__(self) -> None:
-        self.error: GraphBubbleUp | None = None
-
-    def on_service_error(self, interpreter: Any, invocation: Any, error: Any) -> None:
-        if isinstance(error, GraphBubbleUp):
-            self.error = self.error or error
-            while interpreter.parent is not None:
-                interpreter = interpreter.parent
-            interpreter.stop()

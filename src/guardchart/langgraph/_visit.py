@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from langgraph.config import get_config
+from langgraph.errors import GraphBubbleUp
 from langgraph.runtime import Runtime, get_runtime
 from langgraph.types import interrupt
 
@@ -32,7 +33,7 @@ from guardchart.kernel import (
 )
 from guardchart.langgraph._messages import Conversation
 from guardchart.langgraph._state import check_clearable, is_blank, parse_snapshot, read_key
-from guardchart.langgraph._view import BubbleUp, StatechartView, TransitionStream, refusal
+from guardchart.langgraph._view import StatechartView, TransitionStream, refusal
 
 __all__ = ["Settings", "Visit"]
 
@@ -94,13 +95,11 @@ class Visit:
         rewrite: Whether it is written back even if nothing happens.
         receipt: What is known of the event's fate before it is sent: a refusal.
         conversation: The messages of ``messages_key``.
-        bubble: Holds what a service wants LangGraph to see.
         kept: The very message objects the chart starts with.
     """
 
     __slots__ = (
         "_entry",
-        "bubble",
         "config",
         "consumed",
         "conversation",
@@ -132,7 +131,6 @@ class Visit:
         self.snapshot: Snapshot | None = None
         self.own = False
         self.tampered = False
-        self.bubble = BubbleUp()
         self.conversation: Conversation | None = None
         self.consumed = False
         self.kept: Any = ()
@@ -196,7 +194,7 @@ class Visit:
 
     def plugins(self, is_async: bool) -> list[Any]:
         """The plugins of this invocation: the custom stream's, and the bound ones."""
-        found: list[Any] = [self.bubble]
+        found: list[Any] = []
         runtime = self.runtime
         if runtime is not None and _is_heard(runtime.stream_writer):
             found.append(TransitionStream(runtime.stream_writer))
@@ -213,6 +211,8 @@ class Visit:
             "scope": self.scope,
             "ledger": ledger,
             "run": self.nonce(),
+            # `interrupt()` in a service, or a `Command` to a parent graph.
+            "bubbles": (GraphBubbleUp,),
         }
 
     def started(self, interpreter: Any) -> None:

@@ -73,6 +73,8 @@ class InterpreterBase(InterpreterSteps):
         input: The machine's input, ``.input`` of its first event.
         max_queue: How many events may wait, how many may follow one another without one from
             outside in between, and how many child machines may live.
+        bubbles: Exceptions by which a service speaks to the host, not to the chart. They are no
+            failure: the machine stops, and ``bubbled`` holds the first of them.
         parent: The interpreter that started this one; set by it.
         id: The actor path; the machine's id by default.
         attachments: Objects that a host wants its services to find; child machines get them too.
@@ -339,6 +341,7 @@ class InterpreterBase(InterpreterSteps):
             parent=self,
             id=f"{self.id}:{invocation.id}",
             attachments=self.attachments,
+            bubbles=self._bubbles,
         )
         actor._invocation = invocation
         if self._looks_on(invocation):
@@ -497,6 +500,9 @@ class InterpreterBase(InterpreterSteps):
                 self._plugins.call("on_service_done", self, invocation, output)
             else:
                 self._plugins.call("on_service_error", self, invocation, error)
+        if error is not None and isinstance(error, self._bubbles):
+            self._bubble(error)
+            return
         key = invocation.key
         self._accept(done(key, output) if error is None else failed(key, error), ENGINE)
 
@@ -508,6 +514,14 @@ class InterpreterBase(InterpreterSteps):
         entry = Entry(event, OUTSIDE)
         entry.receipt = self._refused("denied", reason)
         return entry
+
+    def _bubble(self, error: BaseException) -> None:
+        """Stop the whole machine for an exception that is none of the chart's business."""
+        root: InterpreterBase = self
+        while root.parent is not None:
+            root = root.parent
+        root.bubbled = root.bubbled or error
+        root.stop()
 
     def _in_flight(self) -> bool:
         """Whether a service runs, here or in a child machine."""

@@ -57,6 +57,7 @@ class Options(TypedDict, total=False):
     parent: Any
     id: str | None
     attachments: Mapping[str, Any] | None
+    bubbles: tuple[type[BaseException], ...]
 
 
 class Entry:
@@ -95,6 +96,7 @@ class InterpreterCore:
         parent: Any = None,
         id: str | None = None,
         attachments: Mapping[str, Any] | None = None,
+        bubbles: tuple[type[BaseException], ...] = (),
     ) -> None:
         machine.require_bound()
         self.machine = machine
@@ -115,6 +117,8 @@ class InterpreterCore:
         self._observers: tuple[Callable[[Any], None], ...] = ()
         self._listeners: tuple[Callable[[Event], None], ...] = ()
         self._hook = getattr(self.logic, "before_step", None)
+        self._bubbles = bubbles
+        self.bubbled: BaseException | None = None
         self._scope, self._ledger, self._nonce, self._input = scope, ledger, run, input
         self._snapshot: Snapshot | None = None
         self._restart = self._adopts = False
