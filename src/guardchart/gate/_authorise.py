@@ -211,6 +211,8 @@ def _before(
     Returns:
         The call that would run, the row that stands for it, and the answer where there is one.
     """
+    if row is None:
+        return call, None, None
     current = follow(ledger, row)
     tool = facts.registry.get(call.name) if type(call.name) is str else None
     if not _same_call(call, tool, (row, current)):
@@ -243,9 +245,7 @@ class _Attempt:
         self.owner = owner
         self.now = now
         self.at = read_now(now)
-        self.call, self.row, self.answer = call, row, None
-        if row is not None:
-            self.call, self.row, self.answer = _before(call, self._facts(), ledger, row, self.at)
+        self.call, self.row, self.answer = _before(call, self._facts(), ledger, row, self.at)
         self.checked: Checked | None = None
 
     def _facts(self) -> Facts:
