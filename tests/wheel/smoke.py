@@ -16,6 +16,9 @@ from guardchart.errors import MissingExtraError
 # Bridges that import their framework at once, and the extra that a user is told to install.
 EXTRAS = {"langgraph": "langgraph", "pydantic_ai": "pydantic-ai"}
 
+# Names of the core that need a driver, and its extra.
+DRIVERS = {"PostgresLedger": "postgres", "PostgresStore": "postgres"}
+
 CORE = ("guardchart", "guardchart.persistence", "guardchart.gate", "guardchart.agents")
 
 
@@ -34,7 +37,15 @@ def main() -> None:
     for name in CORE:
         module = importlib.import_module(name)
         for exported in module.__all__:
-            getattr(module, exported)
+            if exported not in DRIVERS:
+                getattr(module, exported)
+                continue
+            try:
+                getattr(module, exported)
+            except MissingExtraError as exc:
+                assert f'pip install "guardchart[{DRIVERS[exported]}]"' in str(exc), exc
+            else:
+                raise AssertionError(f"{name}.{exported} needs no driver?")
 
     charts = sorted((package / "agents" / "charts").glob("*.json"))
     assert charts
