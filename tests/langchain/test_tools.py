@@ -11,12 +11,15 @@ import pytest
 from langchain_core.messages import ToolMessage
 from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import BaseTool, InjectedToolArg, InjectedToolCallId, ToolException
+from langchain_mcp_adapters.tools import load_mcp_tools
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import END, START, StateGraph
 from langgraph.prebuilt import InjectedState, InjectedStore, ToolRuntime
 from langgraph.store.base import BaseStore
 from langgraph.store.memory import InMemoryStore
 from langgraph.types import Command
+from mcp.server.fastmcp import FastMCP
+from mcp.shared.memory import create_connected_server_and_client_session
 from pydantic import BaseModel, Field, field_validator
 
 from guardchart.agents import (
@@ -38,7 +41,10 @@ from guardchart.gate import (
     tool,
     tool_registry,
 )
+from guardchart.langchain import guard_tool
 from guardchart.langgraph import statechart_node
+from tests.langchain.desk import Agent, both, chart, results
+from tests.langchain.fakes import call, says
 from tests.langchain.test_models import loop_chart
 
 
@@ -357,15 +363,52 @@ def test_an_approved_langchain_tool_runs_once_in_the_loop() -> None:
     assert entered == [7]
 
 
+# A tool within a tool
+
+
+@pytest.mark.gate
+@both
+def test_a_nested_tool_of_the_same_name_but_another_object_is_not_let_through(
+    is_async: bool,
+) -> None:
+    entered: list[Any] = []
+
+    @lc.tool("refund")
+    def inner(order_id: int) -> str:
+        """Refund an order by another way."""
+        entered.append(("inner", order_id))
+        return "refunded"
+
+    guarded = guard_tool(inner)
+
+    def sync_body(order_id: int) -> str:
+        entered.append(("outer", order_id))
+        return str(guarded.invoke({"order_id": order_id}))
+
+    async def async_body(order_id: int) -> str:
+        entered.append(("outer", order_id))
+        return str(await guarded.ainvoke({"order_id": order_id}))
+
+    outer = lc.StructuredTool.from_function(
+        sync_body, async_body, name="refund", description="Refund an order."
+    )
+    script = [says(call("refund", "c1", order_id=7)), "done"]
+    agent = Agent(
+        script,
+        tools=[outer],
+        machine=chart("refund"),
+        side_effects=["refund"],
+        is_async=is_async,
+    )
+    out = agent.approve(agent.invoke())
+    assert entered == [("outer", 7)]
+    assert "needs human approval" in results(out)["c1"]
+
+
 # MCP
 
 
 async def test_mcp_tools_run_with_their_json_schema_enforced() -> None:
-    pytest.importorskip("langchain_mcp_adapters")
-    from langchain_mcp_adapters.tools import load_mcp_tools
-    from mcp.server.fastmcp import FastMCP
-    from mcp.shared.memory import create_connected_server_and_client_session
-
     server = FastMCP("shop")
     seen: list[Any] = []
 

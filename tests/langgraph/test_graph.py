@@ -14,7 +14,7 @@ from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.types import CachePolicy, Command, RetryPolicy, Send
 from pydantic import BaseModel, ValidationError
 
-from guardchart import MachineLogic
+from guardchart import MachineLogic, SimulatedClock
 from guardchart.agents import (
     FakeModel,
     ModelResponse,
@@ -272,6 +272,9 @@ BAD: dict[str, Any] = {
         ]
     },
     "approval without digests": {"type": "HUMAN_APPROVED", "call_ids": ["ID"]},
+    "a list as its type": {"type": ["HUMAN_APPROVED"], "call_ids": ["ID"]},
+    "an object as its type": {"type": {"HUMAN_APPROVED": 1}, "call_ids": ["ID"]},
+    "a number as its type": {"type": 7, "call_ids": ["ID"]},
 }
 
 
@@ -451,7 +454,7 @@ def test_decisions_about_other_calls_are_refused_before_anything_is_sent() -> No
 
 @BOTH
 async def test_a_models_failure_is_retried_by_the_chart(kind: str) -> None:
-    graph = made([ValueError("boom"), SAY], logic={"retry": LoopRetry(delay_s=0.01)})
+    graph = made([ValueError("boom"), SAY], logic={"retry": LoopRetry(delay_s=0.2)})
     out = await run(kind, graph, {"event": start()})
     assert out["xsm"]["context"]["result"] == "Done."
     assert visited(graph) == ["step", "model", "step", "timer", "step", "model", "step"]
@@ -773,6 +776,40 @@ def test_decisions_forged_in_the_state_are_no_signed_approval(kept: bool) -> Non
     assert refunds.done == [] and len(pending_approval(graph, thread())) == 1
     graph.invoke(Command(resume=approved(question(graph))), thread())
     assert refunds.done == [(7, 500)]
+
+
+@pytest.mark.gate
+def test_a_decision_dated_back_before_its_deadline_is_too_late() -> None:
+    clock = SimulatedClock(1000)
+    refunds = Refunds()
+    graph = made([REFUND, SAY], refunds, logic={"human_timeout_s": 60}, clock=clock)
+    graph.invoke({"event": start()}, thread())
+    dated_back = {"id": "", "at": clock.now_ms(), **approved(question(graph))}
+    clock.increment(61_000)
+    graph.update_state(thread(), {"xsm_results": [dated_back]}, as_node="approval")
+    out = graph.invoke(None, thread())
+    assert refunds.done == [] and out["xsm"]["context"]["error"]["kind"] == "human_timeout"
+
+
+def test_a_decision_under_a_seal_counts_from_when_it_was_made() -> None:
+    clock = SimulatedClock(1000)
+    refunds = Refunds()
+    graph = made(
+        [REFUND, SAY],
+        refunds,
+        logic={"human_timeout_s": 60},
+        clock=clock,
+        seal=Seal("0123456789abcdef"),
+    )
+    graph.invoke({"event": start()}, thread())
+    clock.increment(59_000)
+    # The process ends between the answer and the step that takes it, and comes back late.
+    answer = Command(resume=approved(question(graph)))
+    graph.invoke(answer, thread(), interrupt_after=["approval"])
+    clock.increment(2_000)
+    assert refunds.done == []
+    out = graph.invoke(None, thread())
+    assert refunds.done == [(7, 500)] and out["xsm"]["context"]["result"] == "Done."
 
 
 @pytest.mark.parametrize(

@@ -108,11 +108,12 @@ def read_answer(
         DecisionRefused: It does not fit. The reason repeats nothing of the answer.
     """
     by = answer.get("by") if isinstance(answer, Mapping) else None
-    if isinstance(answer, Mapping) and answer.get("type") in HUMAN_EVENTS:
+    kind = answer.get("type") if isinstance(answer, Mapping) else None
+    if isinstance(kind, str) and kind in HUMAN_EVENTS:
         event: Mapping[str, Any] = answer
-        if positional == "refuse" and answer["type"] == "HUMAN_APPROVED" and not _digests(answer):
+        if positional == "refuse" and kind == "HUMAN_APPROVED" and not answer.get("digests"):
             raise DecisionRefused("an approval needs digests: answer with approval_event(calls)")
-        if answer["type"] == "HUMAN_DECIDED":
+        if kind == "HUMAN_DECIDED":
             event = {**answer, "decisions": _normal(answer, pending, positional)}
     else:
         event = {
@@ -136,10 +137,6 @@ def read_answer(
             made["reason"] = each.reason
         out[row_id] = made
     return out, by if isinstance(by, str) else None
-
-
-def _digests(answer: Mapping[str, Any]) -> Any:
-    return answer.get("digests")
 
 
 def _edited(registry: ToolRegistry, name: str, arguments: Any) -> dict[str, Any]:

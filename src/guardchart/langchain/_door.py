@@ -58,19 +58,22 @@ Note = dict[str, Any]
 
 
 class Current:
-    """The call whose body runs now: the way in for a wrapped tool, once."""
+    """The call whose body runs now: the way in for a wrapped tool, once.
 
-    __slots__ = ("_text", "_used", "name", "session")
+    A tool is known by identity: another one may have the same name and run something else.
+    """
 
-    def __init__(self, session: Any, name: str, arguments: Mapping[str, Any]) -> None:
+    __slots__ = ("_text", "_tool", "_used", "session")
+
+    def __init__(self, session: Any, arguments: Mapping[str, Any], tool: Any) -> None:
         self.session = session
-        self.name = name
         self._text = canonical(dict(arguments))
+        self._tool = tool
         self._used = False
 
-    def passes(self, name: str, arguments: Any) -> bool:
+    def passes(self, tool: Any, arguments: Any) -> bool:
         """Whether this is the very call that the gate let through, made for the first time."""
-        if self._used or name != self.name:
+        if self._used or tool is not self._tool:
             return False
         try:
             same = canonical(arguments) == self._text

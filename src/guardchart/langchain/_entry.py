@@ -120,7 +120,7 @@ class Entry:
             return self._told(self._refused(self._refusal))
 
         def body(arguments: dict[str, Any]) -> Any:
-            CURRENT.set(Current(self.session, self.call.name, arguments))
+            CURRENT.set(Current(self.session, arguments, self.request.tool))
             try:
                 return self._taken(handler(self._request(arguments)))
             except Exception as exc:
@@ -140,7 +140,7 @@ class Entry:
             return self._told(self._refused(self._refusal))
 
         async def body(arguments: dict[str, Any]) -> Any:
-            CURRENT.set(Current(self.session, self.call.name, arguments))
+            CURRENT.set(Current(self.session, arguments, self.request.tool))
             try:
                 return self._taken(await handler(self._request(arguments)))
             except Exception as exc:

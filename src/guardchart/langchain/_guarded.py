@@ -68,7 +68,7 @@ class GuardedTool(BaseTool):
         """
         call, injected = self._call(tool_input, kwargs)
         current = CURRENT.get()
-        if current is not None and current.passes(self.name, call.arguments):
+        if current is not None and current.passes(self, call.arguments):
             return self.guardchart_inner.run(tool_input, *args, **kwargs)
         session = self._find(current, kwargs)
         held: list[Any] = []
@@ -85,7 +85,7 @@ class GuardedTool(BaseTool):
         """Do what `run` does, from a running loop."""
         call, injected = self._call(tool_input, kwargs)
         current = CURRENT.get()
-        if current is not None and current.passes(self.name, call.arguments):
+        if current is not None and current.passes(self, call.arguments):
             return await self.guardchart_inner.arun(tool_input, *args, **kwargs)
         session = self._find(current, kwargs)
         held: list[Any] = []

@@ -95,15 +95,13 @@ class _Move:
     def _found(self) -> Snapshot:
         visit = self.visit
         if visit.snapshot is None:
-            step = initial_agent_step(
+            found = initial_agent_step(
                 self.node.machine,
                 run=visit.nonce(),
                 now=self.now,
                 ledger=self.ledger,
                 scope=visit.scope,
-            )
-            self._note(step)
-            found = step.snapshot
+            ).snapshot
             conversation = visit.conversation
             if conversation is not None and conversation.before:
                 context = {**found.context, "messages": conversation.before}
@@ -169,7 +167,6 @@ class _Move:
         if "decisions" in result:
             for event in self._decided(result):
                 self.receipt = self._note(self._transition(event, at))
-                self.visit.receipt = None
             return
         ident = result.get("id")
         if not isinstance(ident, str):
@@ -206,8 +203,16 @@ class _Move:
             yield decisions_event(decisions, by=by if isinstance(by, str) else None, agent_id=agent)
 
     def _at(self, result: Any) -> float:
-        """When a result was made; never later than now."""
-        at = result.get("at") if isinstance(result, Mapping) else None
+        """When a result was made; never later than now.
+
+        Only a seal vouches for a decision's date: without one, it is made when it is seen. Dated
+        back, it would be in time for a deadline that has passed.
+        """
+        if not isinstance(result, Mapping):
+            return 0.0
+        if "decisions" in result and self.node.seal is None:
+            return self.now
+        at = result.get("at")
         return min(at, self.now) if isinstance(at, int | float) and at >= 0 else 0.0
 
     def _fire_until(self, at: float) -> None:
@@ -222,13 +227,13 @@ class _Move:
         raise StepError(f"more than {_MOST_TIMERS} deadlines were due at once")
 
     def _note(self, step: AgentStep) -> Receipt | None:
-        before = None if self.visit.snapshot is None else getattr(self, "snapshot", None)
+        before = self.snapshot
         self.snapshot = step.snapshot
         receipt = step.receipt
         if receipt is not None:
             self.faults.extend(receipt.faults)
             self.error = receipt.error or self.error
-        if before is not None and before.state_ids != step.snapshot.state_ids:
+        if before.state_ids != step.snapshot.state_ids:
             self._tell(before, step)
         return receipt
 
