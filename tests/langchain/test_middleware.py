@@ -22,6 +22,7 @@ from guardchart.errors import AgentConfigError, SnapshotError, SnapshotTamperedE
 from guardchart.gate import Seal, approval_event
 from guardchart.langchain import StatechartMiddleware, guard_tool
 from guardchart.persistence import InMemoryLedger, SQLiteLedger
+from guardchart.runtime._workers import WORKERS
 from tests.langchain.desk import (
     CLOSING,
     THREAD,
@@ -46,6 +47,19 @@ def test_a_listed_read_only_tool_runs_unasked(is_async: bool) -> None:
     assert agent.entered == [("lookup", 7)]
     assert results(out) == {"c1": "order 7: shipped"} and complete(out["messages"])
     assert "xsm" not in out and "xsm_events" not in out
+
+
+def test_from_a_running_loop_the_gate_takes_no_thread_where_nothing_blocks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    taken: list[Any] = []
+    monkeypatch.setattr(WORKERS, "start", lambda *args: taken.append(args))
+    monkeypatch.setattr(asyncio, "to_thread", lambda *args: taken.append(args))
+    turn = says(call("lookup", order_id=7), call("refund", "c2", order_id=7))
+    agent = Agent([turn, "done"], is_async=True)
+    out = agent.resume(approval_event(asked(agent.invoke())["calls"]))
+    assert results(out) == {"c1": "order 7: shipped", "c2": "refunded 100"}
+    assert taken == []
 
 
 @pytest.mark.gate

@@ -351,11 +351,18 @@ def authorise(
     return attempt.make(claimed, claimed_at)
 
 
+def _blocks(ledger: Any) -> bool:
+    return bool(getattr(ledger, "blocking", False))
+
+
 async def in_thread(ledger: Any, fn: Callable[[], T]) -> T:
     """Call a ledger's verb, in a thread where it blocks."""
-    if getattr(ledger, "blocking", False):
-        return await asyncio.to_thread(fn)
-    return fn()
+    return await asyncio.to_thread(fn) if _blocks(ledger) else fn()
+
+
+async def to_its_end(ledger: Any, fn: Callable[[], T]) -> T:
+    """Call a ledger's verb as `in_thread` does, however often this task is cancelled meanwhile."""
+    return await finish(asyncio.to_thread(fn)) if _blocks(ledger) else fn()
 
 
 async def finish(awaitable: Awaitable[T]) -> T:
@@ -392,18 +399,7 @@ async def aauthorise(
     claimed_at = time.monotonic()
     if not attempt.check().needs_row:
         return attempt.make(None, claimed_at)
-    writing = asyncio.ensure_future(in_thread(ledger, attempt.claim))
-    try:
-        claim = await asyncio.shield(writing)
-    except asyncio.CancelledError:
-        try:
-            token = (await finish(writing)).token
-        except Exception:
-            token = None
-        if token is not None:
-            given_up = attempt.claimed(token)
-            await finish(in_thread(ledger, lambda: given_up.release("cancelled")))
-        raise
+    claim = await _aclaim(attempt) if _blocks(ledger) else attempt.claim()
     if claim.token is None:
         return _answer_claim(claim, ledger, attempt.at)
     claimed = attempt.claimed(claim.token)
@@ -411,6 +407,21 @@ async def aauthorise(
         if callable(look):
             attempt.check()
     except BaseException:
-        await finish(in_thread(ledger, lambda: claimed.release("state-changed")))
+        await to_its_end(ledger, lambda: claimed.release("state-changed"))
         raise
     return attempt.make(claimed, claimed_at)
+
+
+async def _aclaim(attempt: _Attempt) -> Any:
+    writing = asyncio.ensure_future(asyncio.to_thread(attempt.claim))
+    try:
+        return await asyncio.shield(writing)
+    except asyncio.CancelledError:
+        try:
+            token = (await finish(writing)).token
+        except Exception:
+            token = None
+        if token is not None:
+            given_up = attempt.claimed(token)
+            await finish(asyncio.to_thread(lambda: given_up.release("cancelled")))
+        raise

@@ -7,6 +7,7 @@ in one of them holds for all.
 from __future__ import annotations
 
 import asyncio
+import copy
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -38,14 +39,17 @@ class _Chart:
 
     def __init__(self, machine: Any) -> None:
         self.machine = machine
-        self.lock = threading.RLock()
-        self.entered: Counter[str] = Counter()
-        self.told: dict[tuple[str, str, str], None] = {}
+        self._fresh()
         named = {key for node in machine.nodes.values() for key in node.on}
         self._exact = {key for key in named if not key.endswith("*")}
         self._prefixes = tuple(key[:-1] for key in named if key.endswith("*"))
         self._moving: dict[str, bool] = {}
         self._allowed: dict[frozenset[str], Allowed] = {}
+
+    def _fresh(self) -> None:
+        self.lock = threading.RLock()
+        self.entered: Counter[str] = Counter()
+        self.told: dict[tuple[str, str, str], None] = {}
 
     def allowed_in(self, state_ids: frozenset[str]) -> Allowed:
         """Return what a configuration allows; charts do not change, so it is read once."""
@@ -92,6 +96,16 @@ class PolicyChart(_Chart):
             if receipt.error is not None:
                 raise receipt.error
         self.snapshot = snapshot
+
+    def at(self, snapshot: Any) -> PolicyChart:
+        """Return this chart in another state, with nothing entered and nothing told.
+
+        The two share what was read of the machine, which does not change.
+        """
+        other = copy.copy(self)
+        other._fresh()
+        other.snapshot = snapshot
+        return other
 
     def allowed(self) -> Allowed:
         """Return what every active state allows; nothing once the chart has ended."""

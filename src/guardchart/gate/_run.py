@@ -31,9 +31,9 @@ from guardchart.gate._authorise import (
     Now,
     aauthorise,
     authorise,
-    finish,
     in_thread,
     read_now,
+    to_its_end,
 )
 from guardchart.gate._bodies import BodyQuit, BodyTimeout, run_async, run_sync
 from guardchart.gate._check import MISMATCH
@@ -300,26 +300,26 @@ async def arun_authorised(
         ended = await run_async(run.enter, timeout_s, run.late, run.returned, threaded=run.threaded)
     except BodyTimeout:
         if authorised.give_up():
-            await finish(in_thread(ledger, lambda: run.release("late-entry")))
+            await to_its_end(ledger, lambda: run.release("late-entry"))
             return run.not_entered()
         return run.timed_out()
     except _NotEntered:
-        await finish(in_thread(ledger, lambda: run.release("late-entry")))
+        await to_its_end(ledger, lambda: run.release("late-entry"))
         return run.not_entered()
     except NotSentError as exc:
         sent = exc
-        return await finish(in_thread(ledger, lambda: run.not_sent(sent)))
+        return await to_its_end(ledger, lambda: run.not_sent(sent))
     except pauses:
-        await finish(in_thread(ledger, lambda: run.release("paused")))
+        await to_its_end(ledger, lambda: run.release("paused"))
         raise
     except asyncio.CancelledError:
         if authorised.give_up():
-            await finish(in_thread(ledger, lambda: run.release("cancelled")))
+            await to_its_end(ledger, lambda: run.release("cancelled"))
         raise
     except Exception as exc:
         failed = run.raised(exc)
-        return await finish(in_thread(ledger, lambda: run.record(failed)))
-    return await finish(in_thread(ledger, lambda: run.record(ended)))
+        return await to_its_end(ledger, lambda: run.record(failed))
+    return await to_its_end(ledger, lambda: run.record(ended))
 
 
 def _denied(call: ToolCall, exc: ToolDeniedError, row: Any) -> Outcome:

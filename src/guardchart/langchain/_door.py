@@ -164,9 +164,9 @@ class Door:
         }
         self._check_outputs()
         # Wrong wiring is told when the door is built: unknown names, services, actions that fail.
-        StoredSession(
-            self.machine, self.registry, scope="", snapshot=self._start("check"), **self._options
-        )
+        snapshot = self._start("check")
+        StoredSession(self.machine, self.registry, scope="", snapshot=snapshot, **self._options)
+        self._chart = PolicyChart(self.machine, snapshot, input=None, now=0)
 
     def _register(
         self, tools: Iterable[Any], side_effects: frozenset[str], max_output_chars: int
@@ -276,7 +276,7 @@ class Door:
             snapshot = self._loaded(entry, scope)
             turn = entry.get("turn") or {}
         # Its tools were checked against the chart when this door was built.
-        chart = PolicyChart(self.machine, snapshot, input=None, now=0)
+        chart = self._chart.at(snapshot)
         session = StoredSession(
             self.machine, self.registry, ledger, scope, _chart=chart, **self._options
         )

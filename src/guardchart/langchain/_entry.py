@@ -23,7 +23,7 @@ from guardchart.gate import (
 from guardchart.gate._answers import EDITED_NOTE
 from guardchart.gate._run import render
 from guardchart.langchain._door import CURRENT, Current, Door, Opened, as_call, calls_of, turn_of
-from guardchart.langchain._tools import ToolFailedError, messages_in, tool_text
+from guardchart.langchain._tools import ToolFailedError, messages_in, shown_of, tool_text
 
 __all__ = ["Entry", "refusal_message", "refusal_text"]
 
@@ -167,14 +167,19 @@ class Entry:
         return outcome
 
     def _taken(self, result: Any) -> Any:
-        """Keep what the framework gave; a failure that it reports as a message is one."""
+        """Keep what the framework gave, return what is shown of it.
+
+        A failure that it reports as a message is one.
+        """
         self._result = result
         for message in messages_in(result, self.door.messages_key):
             if isinstance(message, ToolMessage) and message.status == "error":
                 raise ToolFailedError(tool_text(message))
-        return result
+        return shown_of(result)
 
     def _as_text(self, value: Any) -> str:
+        if type(value) is str:
+            return self._shown(value)
         found = [
             each
             for each in messages_in(value, self.door.messages_key)

@@ -20,6 +20,7 @@ from guardchart.langchain._tools import (
     ToolFailedError,
     injected_arguments,
     messages_in,
+    shown_of,
     tool_text,
 )
 
@@ -151,7 +152,7 @@ def _kept(held: list[Any], result: Any) -> Any:
     for message in messages_in(result):
         if isinstance(message, ToolMessage) and message.status == "error":
             raise ToolFailedError(tool_text(message))
-    return result
+    return shown_of(result)
 
 
 def _as_text(session: GuardSession) -> Callable[[Any], str]:

@@ -37,6 +37,7 @@ __all__ = [
     "as_tool",
     "injected_arguments",
     "messages_in",
+    "shown_of",
     "tool_of",
     "tool_text",
 ]
@@ -178,6 +179,15 @@ def messages_in(result: Any, key: str = "messages") -> list[Any]:
     if isinstance(update, Mapping):
         update = update.get(key)
     return list(update) if isinstance(update, list | tuple) else []
+
+
+def shown_of(result: Any) -> Any:
+    """Return the text of a result that is a text only, another result as it is.
+
+    A text is shown without anybody's code, so an async gate needs no thread for it.
+    """
+    plain = type(result) is ToolMessage and type(result.content) is str
+    return result.content if plain else result
 
 
 # The schema
