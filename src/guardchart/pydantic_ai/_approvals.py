@@ -13,7 +13,7 @@ from pydantic_ai.toolsets import FunctionToolset
 from guardchart.errors import AgentConfigError, ApprovalPendingError
 from guardchart.gate import GuardSession, answer_from_row, closing_text, pending_item
 from guardchart.gate._answers import IN_DOUBT
-from guardchart.pydantic_ai._calls import Tools
+from guardchart.pydantic_ai._calls import Tools, is_of, shown_arguments
 from guardchart.pydantic_ai._guard import StatechartGuard
 
 __all__ = ["approvals_for", "pending_approval"]
@@ -47,7 +47,7 @@ def pending_approval(requests: DeferredToolRequests) -> list[dict[str, Any]]:
                     "id": shown["call_id"],
                     "tool_call_id": call.tool_call_id,
                     "name": call.tool_name,
-                    "arguments": dict(shown.get("arguments") or {}),
+                    "arguments": shown_arguments(shown),
                     "digest": shown.get("digest"),
                 }
             )
@@ -150,7 +150,7 @@ def _takes_back(decisions: Any) -> bool:
 def _row(session: GuardSession, call: ToolCallPart, shown: Mapping[str, Any]) -> Any:
     """Return the row of a call, where it is the row of what was shown."""
     row = session.ledger.row(session.host.scope, shown["call_id"], follow=False)
-    if row is None or row.slot.tool != call.tool_name or row.digest != shown.get("digest"):
+    if row is None or row.slot.tool != call.tool_name or not is_of(row, shown):
         return None
     return row
 

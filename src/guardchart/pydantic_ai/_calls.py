@@ -10,9 +10,10 @@ from pydantic_ai.exceptions import ApprovalRequired, CallDeferred, ModelRetry, T
 
 from guardchart.errors import AgentConfigError
 from guardchart.gate import Tool, ToolCall, ToolRegistry
+from guardchart.gate._arguments import digest
 from guardchart.pydantic_ai._arguments import ForeignShape
 
-__all__ = ["CONTROL", "Fate", "Foreign", "Tools", "guard_metadata"]
+__all__ = ["CONTROL", "Fate", "Foreign", "Tools", "guard_metadata", "is_of", "shown_arguments"]
 
 CONTROL: Final = (ApprovalRequired, CallDeferred)
 """What a body raises to pause: its claim is given back."""
@@ -162,6 +163,25 @@ def guard_metadata(
     if held:
         shown["held"] = True
     return {"guardchart": shown}
+
+
+def shown_arguments(shown: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments that a person reads; none where what was kept is no object."""
+    found = shown.get("arguments")
+    return dict(found) if isinstance(found, Mapping) else {}
+
+
+def is_of(row: Any, shown: Mapping[str, Any]) -> bool:
+    """Whether a row is of what a person was shown: its digest, and the arguments themselves.
+
+    What is shown may have lain with somebody who changes it; the row is what would run.
+    """
+    if row.digest != shown.get("digest"):
+        return False
+    try:
+        return bool(digest(shown_arguments(shown)) == row.digest)
+    except ValueError:
+        return False
 
 
 def names(items: Iterable[Any]) -> str:

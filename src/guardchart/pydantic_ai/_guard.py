@@ -12,13 +12,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from pydantic_ai.capabilities import AbstractCapability, CapabilityOrdering, durable_operation
-from pydantic_ai.exceptions import ModelRetry, ToolFailed, UserError
+from pydantic_ai.exceptions import ModelRetry, UserError
 from pydantic_ai.tools import AgentDepsT, DeferredToolRequests, RunContext, ToolDefinition
 from pydantic_ai.toolsets import AbstractToolset
 from pydantic_graph import End
 
 from guardchart.errors import AgentConfigError
-from guardchart.gate import NOT_ALLOWED, GuardSession
+from guardchart.gate import NOT_ALLOWED, GuardSession, ToolCall
 from guardchart.pydantic_ai._calls import OWN_KINDS, Tools, asks, names
 from guardchart.pydantic_ai._outputs import output_allowed, output_name
 from guardchart.pydantic_ai._report import unpoliced
@@ -134,7 +134,6 @@ class StatechartGuard(AbstractCapability[AgentDepsT]):
         # Shared by the copies that pydantic-ai makes of this guard.
         self.dropped: set[tuple[str, str]] = set()
         self.agents: list[Any] = []
-        self.asked = [0]
         self._sessions: OrderedDict[str, GuardSession] = OrderedDict()
         self._run: GuardRun | None = None
 
@@ -199,6 +198,7 @@ class StatechartGuard(AbstractCapability[AgentDepsT]):
             on_denied=self._on_denied,
             max_denied=self._max_denied,
             dropped=self.dropped,
+            run_id=ctx.run_id,
         )
         return made
 
@@ -255,19 +255,14 @@ class StatechartGuard(AbstractCapability[AgentDepsT]):
         if name in run.tools.by_name or tool_def.tool_kind in OWN_KINDS:
             return args
         allowed = run.session.allowed()
+        proposed = ToolCall(call.tool_call_id, call.tool_name)
         if name not in allowed:
-            self._refuse(run, call, NOT_ALLOWED)
+            run.refuse(proposed, NOT_ALLOWED)
         if asks(tool_def, self._side_effects) or allowed.rule(name).approval == "always":
-            self._refuse(
-                run, call, "it changes something, and runs where nobody can hold it to one entry"
+            run.refuse(
+                proposed, "it changes something, and runs where nobody can hold it to one entry"
             )
         return args
-
-    def _refuse(self, run: GuardRun, call: Any, reason: str) -> None:
-        from guardchart.gate import ToolCall
-
-        run.deny(ToolCall(call.tool_call_id, call.tool_name), reason)
-        raise ToolFailed(f"error: tool {call.tool_name!r} denied: {reason}")
 
     # Model requests
 
@@ -277,7 +272,6 @@ class StatechartGuard(AbstractCapability[AgentDepsT]):
         """Show the model what it may call now, and nothing else."""
         run = self._state()
         run.asked = True
-        self.asked[0] += 1
         given = request_context.model_request_parameters
         allowed = run.session.allowed()
         kept = run.kept(ctx.messages)

@@ -7,7 +7,7 @@ import contextvars
 import dataclasses
 import itertools
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Any
+from typing import Any, Final
 
 from opentelemetry import trace
 from pydantic_ai.exceptions import ApprovalRequired, ToolFailed
@@ -38,15 +38,26 @@ from guardchart.pydantic_ai._turns import RunTurns
 
 __all__ = ["GuardRun", "Within"]
 
+WITHIN_ITSELF: Final = "it is made within the very call that it would be"
 
-@dataclasses.dataclass(frozen=True, slots=True)
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Within:
-    """The guarded call in whose body we are."""
+    """The guarded call in whose body we are.
+
+    Args:
+        run: the run of the guard that let it through.
+        call: the call.
+        row_id: the row it holds; None without one.
+        count: numbers the calls that its body makes.
+        passed: the guard runs that have let it through on the strength of that row.
+    """
 
     run: GuardRun
     call: ToolCall
     row_id: str | None
-    count: Iterator[int]
+    count: Iterator[int] = dataclasses.field(default_factory=itertools.count)
+    passed: set[GuardRun] = dataclasses.field(default_factory=set)
 
 
 _WITHIN: contextvars.ContextVar[tuple[Within, ...]] = contextvars.ContextVar(
@@ -59,12 +70,21 @@ class GuardRun(RunTurns):
 
     Args:
         dropped: rows whose bodies were cancelled in this process, shared by all runs.
+        run_id: the framework's name for the run, None where it has none.
     """
 
     def __init__(
-        self, session: GuardSession, tools: Tools, *, dropped: set[tuple[str, str]], **options: Any
+        self,
+        session: GuardSession,
+        tools: Tools,
+        *,
+        dropped: set[tuple[str, str]],
+        run_id: str | None,
+        **options: Any,
     ) -> None:
         super().__init__(session, tools, **options)
+        self.run_id = run_id
+        self._begun_in = _WITHIN.get()
         self._dropped = dropped
         self._bodies: dict[str, Callable[[], Awaitable[Fate]]] = {}
         self._tickets = itertools.count()
@@ -82,11 +102,11 @@ class GuardRun(RunTurns):
         """Take one call through the gate and give the framework what it came to."""
         known = self.tools.by_name.get(name)
         if known is None:
-            return self._refuse(ToolCall(call_id, name), NOT_ALLOWED)
+            return self.refuse(ToolCall(call_id, name), NOT_ALLOWED)
         try:
             arguments = known.shape.write(values)
         except ArgumentsRefused as exc:
-            return self._refuse(ToolCall(call_id, name), f"invalid arguments ({exc})")
+            return self.refuse(ToolCall(call_id, name), f"invalid arguments ({exc})")
         call = ToolCall(call_id, name, arguments)
         if durably is None and self.asked and name in self.light:
             right = self._right(call)
@@ -120,7 +140,7 @@ class GuardRun(RunTurns):
         except ToolDeniedError as exc:
             if exc.reason == NEEDS_APPROVAL:
                 return None
-            self._refuse(call, exc.reason)
+            self.refuse(call, exc.reason)
         assert isinstance(right, AuthorisedCall)  # it has no row that could answer
         return right
 
@@ -135,7 +155,7 @@ class GuardRun(RunTurns):
         right.take()
         right.enter()
         around = _WITHIN.get()
-        token = _WITHIN.set((*around, Within(self, call, None, itertools.count())))
+        token = _WITHIN.set((*around, Within(self, call, None)))
         try:
             value = await body(values)
         except CONTROL:
@@ -174,6 +194,8 @@ class GuardRun(RunTurns):
         else:
             place, ordinal = self._place(around, call)
             item = session.file(call, within=place, ordinal=ordinal)
+            if item.row is not None and any(self._holds(each, item.row.id) for each in around):
+                return Fate("denied", reason=WITHIN_ITSELF)  # it would wait for its own end
         if item.status in ("ask", "held"):
             shown = guard_metadata(
                 session, call, item.row, item.verdict.digest, held=item.status == "held"
@@ -207,7 +229,7 @@ class GuardRun(RunTurns):
             # What runs beside a row is read from what the row holds.
             given = values if row_id is None else known.shape.fresh(arguments)
             started = True
-            _WITHIN.set((*around, Within(self, call, row_id, itertools.count())))
+            _WITHIN.set((*around, Within(self, call, row_id)))
             value = await body(given)
             returned.append(value)
             if row_id is None:
@@ -243,21 +265,36 @@ class GuardRun(RunTurns):
         body: Callable[[dict[str, Any]], Awaitable[Any]],
         around: tuple[Within, ...],
     ) -> Fate:
-        token = _WITHIN.set((*around, Within(self, call, None, itertools.count())))
+        token = _WITHIN.set((*around, Within(self, call, None)))
         try:
             return Fate("done", value=await body(values), entered=True)
         finally:
             _WITHIN.reset(token)
 
     def _passed_by(self, around: tuple[Within, ...], call: ToolCall) -> bool:
-        host = self.session.host
-        return any(
-            each.run is not self
-            and each.row_id is not None
-            and each.call == call
-            and each.run.session.ledger is self.session.ledger
-            and each.run.session.host.scope == host.scope
-            for each in around
+        """Whether another guard of this run has claimed this very call; true once."""
+        for each in around:
+            if (
+                each.run is not self
+                and each.run.run_id is not None
+                and each.run.run_id == self.run_id
+                and each not in self._begun_in  # a run in a call's body is not that call
+                and self not in each.passed
+                and each.call == call
+                and self._holds(each, each.row_id)
+            ):
+                each.passed.add(self)
+                return True
+        return False
+
+    def _holds(self, each: Within, row_id: str | None) -> bool:
+        """Whether a call holds this row, in the ledger and scope of this run."""
+        there = each.run.session
+        return (
+            row_id is not None
+            and each.row_id == row_id
+            and there.ledger is self.session.ledger
+            and there.host.scope == self.session.host.scope
         )
 
     def _place(self, around: tuple[Within, ...], call: ToolCall) -> tuple[str, int]:
@@ -276,7 +313,7 @@ class GuardRun(RunTurns):
         if fate.metadata is not None:
             raise ApprovalRequired(metadata=fate.metadata)
         if fate.status == "denied":
-            return self._refuse(call, fate.reason)
+            return self.refuse(call, fate.reason)
         self._leave(call, fate)
         if fate.control is not None:
             raise_control(fate.control)

@@ -20,6 +20,7 @@ from pydantic_ai.tools import DeferredToolRequests, DeferredToolResults, ToolApp
 from pydantic_ai.usage import RunUsage, UsageLimits
 from pydantic_core import to_jsonable_python
 
+from guardchart.agents._services import METER
 from guardchart.errors import AgentConfigError, ApprovalPendingError
 from guardchart.gate import GuardSession, close_open, closing_text
 from guardchart.gate._approvals import HUMAN_EVENTS
@@ -30,6 +31,7 @@ from guardchart.pydantic_ai._turns import last_response, open_ids
 from guardchart.pydantic_ai._usage import (
     KEPT,
     PAUSED,
+    Requests,
     Spent,
     charge,
     mark,
@@ -157,16 +159,15 @@ class PydanticAIService(Generic[DepsT, OutputT]):
     async def _run_real(
         self, scope: ServiceScope | None, context: Mapping[str, Any], event: Any
     ) -> Spent:
-        usage = RunUsage()
-        asked = [0]
+        usage, requests = RunUsage(), Requests(_meter(scope))
         try:
-            result = await self._ask(scope, context, event, usage, asked)
+            result = await self._ask(scope, context, event, usage, requests)
         except ApprovalPendingError:
             return self._still_paused(context, event)
         except BaseException as exc:
             # Cancelled runs are charged, too. A request that failed is a turn as well, and the
             # provider reports nothing of it.
-            mark(exc, spent_of(usage, asked[0]))
+            mark(exc, spent_of(usage, requests.made))
             raise
         return self._finished(scope, result, usage)
 
@@ -176,7 +177,7 @@ class PydanticAIService(Generic[DepsT, OutputT]):
         context: Mapping[str, Any],
         event: Any,
         usage: RunUsage,
-        asked: list[int],
+        requests: Requests,
     ) -> Any:
         options: dict[str, Any] = {"usage": usage, "deps": _asked(self._deps_from, context, event)}
         limits = _asked(self._limits_from, context, event)
@@ -185,10 +186,12 @@ class PydanticAIService(Generic[DepsT, OutputT]):
                 UsageLimits(**limits) if isinstance(limits, Mapping) else limits
             )
         session = None
+        if requests.metered:
+            options["capabilities"] = [requests]
         if self._guard and scope is not None:
             made: StatechartGuard[Any] = StatechartGuard(scope, scope=scope.host.scope)
-            made.dropped, made.asked = self._dropped, asked
-            options["capabilities"] = [made]
+            made.dropped = self._dropped
+            options["capabilities"] = [requests, made]
             options["output_type"] = self._output_type
             session = made.session_of(scope.host.scope)
         prompt = self._resumed(session, context, event, options)
@@ -266,6 +269,8 @@ class PydanticAIService(Generic[DepsT, OutputT]):
     ) -> Spent:
         prompt = self._prompt_from(context, event)
         deps = _asked(self._deps_from, context, event)
+        if (meter := _meter(scope)) is not None:
+            meter.spend()  # how often it asks a model is not to be seen; at least once
         other: Any = self.agent
         if self._stream and scope is not None and hasattr(other, "run_stream"):
             async with other.run_stream(prompt, deps=deps) as run:
@@ -329,6 +334,10 @@ class _Streamed:
 
 
 # Small things
+
+
+def _meter(scope: ServiceScope | None) -> Any:
+    return None if scope is None else scope.interpreter.attachments.get(METER)
 
 
 def _asked(fn: From | None, context: Mapping[str, Any], event: Any) -> Any:
@@ -408,6 +417,7 @@ def _requests(
             "scope": scope,
             "call_id": item.get("id") if isinstance(item.get("id"), str) else call.tool_call_id,
             "digest": item.get("digest"),
+            "arguments": item.get("arguments"),
         }
         if item.get("held"):
             shown["held"] = True

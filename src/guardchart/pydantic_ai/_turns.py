@@ -24,6 +24,7 @@ from guardchart.gate import (
     ToolCall,
     answer_from_row,
     close_open,
+    shown_name,
 )
 from guardchart.gate._answers import IN_DOUBT
 from guardchart.kernel import Event
@@ -170,9 +171,10 @@ class RunTurns:
         )
         self.session.leave(call, outcome)
 
-    def _refuse(self, call: ToolCall, reason: str) -> NoReturn:
+    def refuse(self, call: ToolCall, reason: str) -> NoReturn:
+        """Do what `deny` does, and tell the model."""
         self.deny(call, reason)
-        raise ToolFailed(f"error: tool {call.name!r} denied: {reason}")
+        raise ToolFailed(f"error: tool {shown_name(call.name)!r} denied: {reason}")
 
     def deny(self, call: ToolCall, reason: str) -> None:
         """Tell the chart of a refused call, and count it.
@@ -181,7 +183,7 @@ class RunTurns:
             ToolDeniedError: ``on_denied="fail_run"``.
             UnexpectedModelBehavior: it is one too many.
         """
-        error = ToolDeniedError(call.name, reason)
+        error = ToolDeniedError(shown_name(call.name), reason)
         self._told.add(call.id)
         self.session.leave(call, Outcome(call.id, call.name, "denied", reason, error=error))
         self._denied += 1

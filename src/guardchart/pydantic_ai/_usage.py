@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from decimal import Decimal
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+
+from pydantic_ai.capabilities import AbstractCapability
 
 from guardchart.agents import Usage
 from guardchart.agents._budgets import add_usage, clamp_usage
@@ -13,11 +15,17 @@ from guardchart.gate import pending_item, read_decisions
 from guardchart.gate._approvals import HUMAN_EVENTS
 from guardchart.kernel import EngineEvent, Event, Snapshot
 from guardchart.persistence import default_ledger
+from guardchart.pydantic_ai._calls import is_of
 from guardchart.runtime import BeforeStep, Host, MachineLogic
+
+if TYPE_CHECKING:
+    from pydantic_ai.models import ModelRequestContext
+    from pydantic_ai.tools import RunContext
 
 __all__ = [
     "KEPT",
     "PAUSED",
+    "Requests",
     "Spent",
     "charge",
     "ledger_of",
@@ -102,6 +110,35 @@ def spent_by(outcome: Any) -> Spent | None:
     """Return what a result or an exception of the service says it used."""
     found = outcome if isinstance(outcome, Spent) else getattr(outcome, _MARK, None)
     return found if isinstance(found, Spent) else None
+
+
+class Requests(AbstractCapability[Any]):
+    """Counts the requests of one run, each before it is made, against the host's meter, too.
+
+    Args:
+        meter: has ``spend()``, which raises where the host wants no more; None counts only.
+    """
+
+    def __init__(self, meter: Any) -> None:
+        self.id = None
+        self.description = None
+        self.defer_loading = False
+        self.made = 0
+        self._meter = meter
+
+    @property
+    def metered(self) -> bool:
+        """Whether a host counts, too."""
+        return self._meter is not None
+
+    async def prepare_model_request(
+        self, ctx: RunContext[Any], request_context: ModelRequestContext
+    ) -> ModelRequestContext:
+        """Count one attempt."""
+        if self._meter is not None:
+            self._meter.spend()
+        self.made += 1
+        return request_context
 
 
 # Logic for the chart
@@ -191,7 +228,7 @@ def _waiting(ledger: Any, scope: str, kept: Mapping[str, Any]) -> list[tuple[Any
             continue
         ident, other = item.get("id"), item.get("tool_call_id")
         row = ledger.row(scope, ident, follow=False) if isinstance(ident, str) else None
-        if row is not None and row.digest == item.get("digest") and row.status == "proposed":
+        if row is not None and row.status == "proposed" and is_of(row, item):
             out.append((row, other if isinstance(other, str) else row.id))
     return out
 
