@@ -183,6 +183,33 @@ def test_meta_of_the_active_state_is_read_from_the_nearest_that_has_it() -> None
     assert session.meta("hint") == []
 
 
+@pytest.mark.parametrize(
+    ("left", "right", "wanted"),
+    [
+        (None, None, ["text", "Refund", "other"]),
+        (["text", "Refund"], None, ["text", "Refund"]),
+        (["text", "Refund"], ["Refund", "other"], ["Refund"]),
+        ("*", ["*"], ["text", "Refund", "other"]),
+        (True, ["text"], ["text"]),
+        ([], None, []),
+        (False, None, []),
+        ("text", None, []),
+        ([{"name": "text"}, ["Refund"], "other"], None, ["other"]),
+    ],
+)
+def test_an_answer_is_wanted_where_every_region_that_names_answers_names_it(
+    left: Any, right: Any, wanted: list[str]
+) -> None:
+    def region(outputs: Any) -> dict[str, Any]:
+        inner = {} if outputs is None else {"meta": {"outputs": outputs}}
+        return {"initial": "a", "states": {"a": inner}}
+
+    chart = {"id": "m", "type": "parallel", "states": {"l": region(left), "r": region(right)}}
+    session = GuardSession(create_machine(chart))
+    assert [each for each in ("text", "Refund", "other") if session.wants(each)] == wanted
+    assert session.wants("nobody's", "Refund") is ("Refund" in wanted)
+
+
 def test_a_sync_interpreter_is_asked_and_told() -> None:
     interpreter = SyncInterpreter(create_machine(CHART)).start()
     session = GuardSession(interpreter, REGISTRY, InMemoryLedger(), "a")

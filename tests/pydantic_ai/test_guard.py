@@ -12,6 +12,7 @@ from pydantic_ai.capabilities import AbstractCapability, CapabilityOrdering
 from pydantic_ai.exceptions import UnexpectedModelBehavior, UserError
 from pydantic_ai.messages import ModelRequest, ModelResponse, ToolReturnPart, UserPromptPart
 from pydantic_ai.models.test import TestModel
+from pydantic_ai.output import ToolOutput
 from pydantic_ai.tools import DeferredToolRequests, DeferredToolResults, RunContext, ToolDenied
 from pydantic_ai.toolsets import FunctionToolset, WrapperToolset
 
@@ -798,6 +799,18 @@ def test_only_the_output_types_of_the_state_are_shown() -> None:
     )
     assert asyncio.run(agent.run("hello")).output == Escalation(reason="too much")
     assert script.outputs == [["final_result_Escalation"]]
+
+
+def test_an_output_tool_whose_name_ends_alike_is_another_answer() -> None:
+    chart = {"id": "m", "initial": "a", "states": {"a": {"meta": {"outputs": ["text"]}}}}
+    script = Script("hello")
+    agent: Agent[Any, Any] = Agent(
+        script.model,
+        output_type=[str, ToolOutput(int, name="plain_text")],
+        capabilities=[StatechartGuard(session(chart))],
+    )
+    assert asyncio.run(agent.run("hello")).output == "hello"
+    assert script.outputs == [[]]
 
 
 def test_the_desk_is_what_the_other_tests_take_it_for() -> None:

@@ -89,6 +89,19 @@ class ChartSide:
                     out.append(at.meta[key])
             return out
 
+    def wants(self, *names: str) -> bool:
+        """Return whether the active states want an answer that goes by one of these names.
+
+        Every region that says anything of answers has to: ``meta.outputs`` is a list of names,
+        ``True`` or ``"*"`` for any, and whatever else for none.
+        """
+        return all(
+            wanted is True
+            or wanted == "*"
+            or (isinstance(wanted, (list, tuple)) and any(n in wanted for n in ("*", *names)))
+            for wanted in self.meta("outputs")
+        )
+
     def schemas(self) -> list[dict[str, Any]]:
         """Return the schemas of the tools a model may be told of now."""
         return self.registry.schemas(self.allowed())

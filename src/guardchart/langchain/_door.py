@@ -386,22 +386,9 @@ class Door:
     # What the chart says of outputs
 
     def output_allowed(self, opened: Opened, name: str) -> bool:
-        """Return whether every region that says anything of outputs allows this one."""
-        snapshot = opened.session.snapshot
-        if snapshot.status != "active":
-            return False
-        for ident in snapshot.state_ids:
-            node: Any = self.machine.nodes[ident]
-            while node is not None and "outputs" not in (node.meta or {}):
-                node = node.parent
-            if node is None:
-                continue
-            wanted = node.meta["outputs"]
-            if wanted is True or wanted == "*":
-                continue
-            if not isinstance(wanted, list | tuple) or not {"*", name} & set(wanted):
-                return False
-        return True
+        """Return whether the state wants this output; none is wanted once the chart has ended."""
+        session = opened.session
+        return session.snapshot.status == "active" and session.wants(name)
 
 
 def _machine(machine: Any) -> Machine:

@@ -20,7 +20,7 @@ from pydantic_graph import End
 from guardchart.errors import AgentConfigError
 from guardchart.gate import NOT_ALLOWED, GuardSession, ToolCall
 from guardchart.pydantic_ai._calls import OWN_KINDS, Tools, asks, names
-from guardchart.pydantic_ai._outputs import output_allowed, output_name
+from guardchart.pydantic_ai._outputs import output_name, output_wanted
 from guardchart.pydantic_ai._report import unpoliced
 from guardchart.pydantic_ai._run import GuardRun
 from guardchart.pydantic_ai._toolset import GuardToolset, skipped
@@ -67,7 +67,8 @@ class StatechartGuard(AbstractCapability[AgentDepsT]):
         max_denied: how many refused calls a run survives.
         id: names this guard. A guard passed to a run replaces the agent's of the same id; two
             guards without one both apply.
-        timeout_s: seconds a tool may take that has no timeout of its own.
+        timeout_s: seconds a side effect, or a tool that moves the chart, may take that has no
+            timeout of its own. Others are bounded by pydantic-ai's own ``timeout=`` alone.
 
     Raises:
         AgentConfigError: an argument is not usable. Nothing was attached.
@@ -254,11 +255,10 @@ class StatechartGuard(AbstractCapability[AgentDepsT]):
         name = tool_def.name
         if name in run.tools.by_name or tool_def.tool_kind in OWN_KINDS:
             return args
-        allowed = run.session.allowed()
         proposed = ToolCall(call.tool_call_id, call.tool_name)
-        if name not in allowed:
+        if name not in run.session.allowed():
             run.refuse(proposed, NOT_ALLOWED)
-        if asks(tool_def, self._side_effects) or allowed.rule(name).approval == "always":
+        if asks(tool_def, self._side_effects):
             run.refuse(
                 proposed, "it changes something, and runs where nobody can hold it to one entry"
             )
@@ -335,15 +335,15 @@ class StatechartGuard(AbstractCapability[AgentDepsT]):
         self, ctx: RunContext[AgentDepsT], tool_defs: list[ToolDefinition]
     ) -> list[ToolDefinition]:
         """Show the output tools that the state allows."""
-        wanted = self._state().session.meta("outputs")
-        return [each for each in tool_defs if output_allowed(wanted, each.name)]
+        session = self._state().session
+        return [each for each in tool_defs if output_wanted(session, each.name)]
 
     async def before_output_process(
         self, ctx: RunContext[AgentDepsT], *, output_context: OutputContext, output: Any
     ) -> Any:
         """Send an answer back that the state does not want; it costs an output retry."""
         run = self._state()
-        if output_allowed(run.session.meta("outputs"), output_name(output_context)):
+        if output_wanted(run.session, output_name(output_context)):
             return output
         if not ctx.partial_output:
             run.output_denied()

@@ -1,11 +1,15 @@
-"""Which answers a state allows: ``meta.outputs``."""
+"""How an answer of an agent is named, and whether a state wants it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
-__all__ = ["output_allowed", "output_name"]
+from guardchart.gate import GuardSession
+
+__all__ = ["output_name", "output_wanted"]
+
+_OUTPUT_TOOL: Final = "final_result_"
+"""How the output tool of a type is called where there are several."""
 
 
 def output_name(context: Any) -> str:
@@ -18,23 +22,6 @@ def output_name(context: Any) -> str:
     return "text" if kind in (None, str) else getattr(kind, "__name__", "text")
 
 
-def output_allowed(wanted: Sequence[Any], name: str) -> bool:
-    """Return whether every region that says anything of outputs allows this one.
-
-    Args:
-        wanted: the ``meta.outputs`` of the active states: a list of names, or False for none.
-            A name is ``text``, an output tool's, or a type's.
-        name: the answer's name.
-    """
-    for each in wanted:
-        if each is True or each == "*":
-            continue
-        if not isinstance(each, (list, tuple)):
-            return False
-        if not any(_fits(item, name) for item in each):
-            return False
-    return True
-
-
-def _fits(item: Any, name: str) -> bool:
-    return isinstance(item, str) and (item in ("*", name) or name.endswith(f"_{item}"))
+def output_wanted(session: GuardSession, name: str) -> bool:
+    """Return whether the chart wants an answer; it may name an output tool by its type."""
+    return session.wants(name, name.removeprefix(_OUTPUT_TOOL))

@@ -17,7 +17,6 @@ from pydantic_ai.messages import (
 
 from guardchart.errors import ToolDeniedError
 from guardchart.gate import (
-    NEEDS_APPROVAL,
     NOT_ALLOWED,
     AuthorisedCall,
     GuardSession,
@@ -109,9 +108,7 @@ class GuardRun(RunTurns):
             return self.refuse(ToolCall(call_id, name), f"invalid arguments ({exc})")
         call = ToolCall(call_id, name, arguments)
         if durably is None and self.asked and name in self.light:
-            right = self._right(call)
-            if right is not None:
-                return await self._read(call, right, values, body)
+            return await self._read(call, self._right(call), values, body)
 
         async def enter() -> Fate:
             return await self._enter(call, known, values, body)
@@ -133,13 +130,11 @@ class GuardRun(RunTurns):
             raise
         return self._deliver(call, fate)
 
-    def _right(self, call: ToolCall) -> AuthorisedCall | None:
-        """Let a call through that changes nothing; None where a person must be asked after all."""
+    def _right(self, call: ToolCall) -> AuthorisedCall:
+        """Let a call through that changes nothing."""
         try:
             right = self.session.enter(call)
         except ToolDeniedError as exc:
-            if exc.reason == NEEDS_APPROVAL:
-                return None
             self.refuse(call, exc.reason)
         assert isinstance(right, AuthorisedCall)  # it has no row that could answer
         return right
@@ -183,8 +178,7 @@ class GuardRun(RunTurns):
     ) -> Fate:
         session = self.session
         around = _WITHIN.get()
-        rule = session.allowed().rule(call.name)
-        if known.shape.hides and (known.tool.side_effect or rule.approval == "always"):
+        if known.shape.hides and known.tool.side_effect:
             return Fate("denied", reason="an argument hides its value, so nobody could approve it")
         if self._passed_by(around, call):
             # Another guard has claimed exactly this call: two charts, one row.

@@ -26,7 +26,7 @@ from guardchart.gate import GuardSession, close_open, closing_text
 from guardchart.gate._approvals import HUMAN_EVENTS
 from guardchart.pydantic_ai._approvals import approvals_for, pending_approval
 from guardchart.pydantic_ai._guard import StatechartGuard
-from guardchart.pydantic_ai._outputs import output_allowed
+from guardchart.pydantic_ai._outputs import output_wanted
 from guardchart.pydantic_ai._turns import last_response, open_ids
 from guardchart.pydantic_ai._usage import (
     KEPT,
@@ -328,7 +328,7 @@ class _Streamed:
     def _send(self, text: Any, kind: str) -> None:
         if not text or not isinstance(text, str):
             return
-        if self._session is not None and not output_allowed(self._session.meta("outputs"), kind):
+        if self._session is not None and not output_wanted(self._session, kind):
             return  # the state will send this answer back; nobody is to read it meanwhile
         self._scope.stream({"delta": text})
 

@@ -43,10 +43,10 @@ class GuardToolset(WrapperToolset[AgentDepsT]):
             known = run.tools.by_name.get(name)
             if known is None or not (name in allowed or name in kept):
                 continue
-            needs = known.tool.side_effect or allowed.rule(name).approval == "always"
-            if needs and known.kind == "external":
+            effect = known.tool.side_effect
+            if effect and known.kind == "external":
                 continue  # it would be handed out before anybody could be asked
-            alone = needs or run.session.moves_chart(name)
+            alone = effect or run.session.moves_chart(name)
             if not alone:
                 light.add(name)
             out[name] = replace(
