@@ -29,6 +29,7 @@ __all__ = [
     "RecordingError",
     "ReplayDivergedError",
     "ServiceInterruptedError",
+    "SnapshotConflictError",
     "SnapshotDriftError",
     "SnapshotError",
     "SnapshotTamperedError",
@@ -88,6 +89,16 @@ class ReplayDivergedError(StepError):
     def __init__(self, message: str, index: int) -> None:
         super().__init__(message)
         self.index = index
+
+
+class SnapshotConflictError(StepError):
+    """An update of a snapshot does not start from the snapshot that is there; none was kept.
+
+    Two nodes moved one machine in the same superstep of a LangGraph graph, or a state key of
+    another machine was written. Give each machine a key of its own.
+    """
+
+    code = "snapshot-conflict"
 
 
 class NotSupportedError(GuardchartError):

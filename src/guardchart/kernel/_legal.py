@@ -28,7 +28,7 @@ KNOWN: Final = frozenset(REQUIRED) | {
     "history", "timers", "children", "output", "error", "state_ids", "configuration", "sends",
     "run", "batch_no",
 }  # fmt: skip
-_HOSTS: Final = ("seal", "receipt")
+_HOSTS: Final = ("seal", "receipt", "lineage")
 _STATUSES: Final = ("active", "done", "error")
 _REV_LIMIT: Final = 2**53
 _TIME_LIMIT: Final = 1.7976931348623157e308

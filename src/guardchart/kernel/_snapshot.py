@@ -135,8 +135,8 @@ def load(
     Args:
         machine: The machine it has to fit; it need not be bound to logic.
         data: A dict of plain JSON types or JSON text, from anywhere. It is not changed, and
-            changing it later changes no snapshot. A host's ``seal`` and ``receipt`` are
-            taken off before.
+            changing it later changes no snapshot. A host's ``seal``, ``receipt`` and
+            ``lineage`` are taken off before.
         max_bytes: Cap on the size: UTF-8 bytes of text; of a dict the characters of its
             keys and strings and the least punctuation.
         max_depth: Cap on nested containers, the snapshot being the first.

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from guardchart.langgraph._graph import statechart_graph
     from guardchart.langgraph._ledger import ledger_for
     from guardchart.langgraph._node import statechart_node
+    from guardchart.langgraph._reducers import snapshot_map_reducer, snapshot_reducer
     from guardchart.langgraph._route import route_by_statechart
     from guardchart.langgraph._service import INTERRUPT_KEY, langgraph_service
     from guardchart.langgraph._threads import (
@@ -45,6 +46,8 @@ __all__ = [
     "pending_approval",
     "resume_pending",
     "route_by_statechart",
+    "snapshot_map_reducer",
+    "snapshot_reducer",
     "statechart_graph",
     "statechart_node",
 ]
@@ -60,6 +63,8 @@ _MODULES = {
     "pending_approval": "_threads",
     "resume_pending": "_threads",
     "route_by_statechart": "_route",
+    "snapshot_map_reducer": "_reducers",
+    "snapshot_reducer": "_reducers",
     "statechart_graph": "_graph",
     "statechart_node": "_node",
 }

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypedDict, get_type_hints
 
+from langgraph.channels.base import BaseChannel
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph.message import add_messages
 from langgraph.types import RetryPolicy
@@ -19,6 +20,7 @@ from guardchart.errors import AgentConfigError
 from guardchart.kernel import Machine
 from guardchart.langgraph._chart import as_machine
 from guardchart.langgraph._node import _check_callables, _check_keys, _check_retry, _takes_runtime
+from guardchart.langgraph._reducers import resuming_reducer
 from guardchart.langgraph._state import read_key
 from guardchart.langgraph._task import (
     APPROVAL,
@@ -133,7 +135,8 @@ def statechart_graph(
         name: The graph's name; the machine's id by default.
         as_subgraph: Whether it becomes a node of another graph. It then keeps its own
             checkpoints in the parent's saver, so that new input while a call is pending finds
-            the run it belongs to.
+            the run it belongs to. Where it is not the only one that moves this machine, the
+            parent declares the state key with `snapshot_reducer`.
 
     Returns:
         The compiled graph.
@@ -172,7 +175,7 @@ def statechart_graph(
         registry=_Tools(built),
     )
     graph: StateGraph[Any, Any, Any, Any] = StateGraph(
-        _inner_schema(public, settings),
+        _inner_schema(public, settings, resumes=as_subgraph),
         context_schema=context_schema,
         input_schema=public,
         output_schema=public,
@@ -319,13 +322,24 @@ def _default_schema(state_key: str, event_key: str, messages_key: str | None) ->
     return TypedDict("StatechartState", fields, total=False)  # type: ignore[operator, no-any-return]
 
 
-def _inner_schema(public: type[Any], settings: GraphSettings) -> type[Any]:
+def _inner_schema(public: type[Any], settings: GraphSettings, *, resumes: bool) -> type[Any]:
     """The public state, and the channels that are the graph's own."""
     fields: dict[str, Any] = dict(get_type_hints(public, include_extras=True))
+    key = settings.node.state_key
+    if resumes and not _has_reducer(fields[key]):
+        fields[key] = Annotated[fields[key], resuming_reducer]
     fields[settings.results] = Annotated[list[Any], _gathered]
     fields[settings.asked] = float
     fields[settings.begun] = dict[str, Any]
     return TypedDict("StatechartGraphState", fields, total=False)  # type: ignore[operator, no-any-return]
+
+
+def _has_reducer(hint: Any) -> bool:
+    """Whether LangGraph would find a reducer, or a channel, in an annotation."""
+    marks: tuple[Any, ...] = getattr(hint, "__metadata__", ())
+    return bool(marks) and (
+        callable(marks[-1]) or any(isinstance(each, BaseChannel) for each in marks)
+    )
 
 
 def _gathered(held: Any, new: Any) -> list[Any]:

@@ -20,6 +20,7 @@ from guardchart.agents import (
 from guardchart.errors import AgentError, StepError
 from guardchart.gate._approvals import HUMAN_EVENTS
 from guardchart.kernel import Receipt, Snapshot, can, dump
+from guardchart.langgraph._reducers import mark_open
 from guardchart.langgraph._state import read_key
 from guardchart.langgraph._task import (
     APPROVAL,
@@ -130,6 +131,8 @@ class _Move:
         work = self._work()
         self._remember(written)
         goto = self._goto(work, written)
+        if goto != [END]:
+            mark_open(written, self.node.state_key)
         if APPROVAL in goto or any(isinstance(g, Send) and g.node == APPROVAL for g in goto):
             written[settings.asked] = self.now
         also = command.goto if isinstance(command.goto, list | tuple) else [command.goto]

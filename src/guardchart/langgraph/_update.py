@@ -17,6 +17,7 @@ from guardchart.errors import (
     StoreError,
 )
 from guardchart.kernel import Receipt, Snapshot, dump
+from guardchart.langgraph._reducers import LINEAGE, lineage_after
 from guardchart.langgraph._view import StatechartView, receipt_json
 from guardchart.langgraph._visit import Visit
 
@@ -113,6 +114,9 @@ def _written(visit: Visit, interpreter: Any, snapshot: Snapshot) -> dict[str, An
         data["seal"] = settings.seal.sign(data, thread=thread, machine=machine)
     if visit.receipt is not None:
         data["receipt"] = visit.receipt
+    lineage = None if visit.runtime is None else lineage_after(visit.found)
+    if lineage is not None:
+        data[LINEAGE] = lineage
     return update
 
 

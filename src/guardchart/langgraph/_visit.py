@@ -32,6 +32,7 @@ from guardchart.kernel import (
     load,
 )
 from guardchart.langgraph._messages import Conversation
+from guardchart.langgraph._reducers import LINEAGE
 from guardchart.langgraph._state import check_clearable, is_blank, parse_snapshot, read_key
 from guardchart.langgraph._view import StatechartView, TransitionStream, refusal
 
@@ -87,6 +88,7 @@ class Visit:
 
     Attributes:
         event: The event to send, None where the node is only re-entered.
+        found: The snapshot as it stands in the state, None where there is none.
         consumed: Whether the state's event is used up, whatever becomes of it.
         loaded: The snapshot as it was found, None where there was none.
         snapshot: The snapshot to go on from, None where the machine starts afresh.
@@ -104,6 +106,7 @@ class Visit:
         "consumed",
         "conversation",
         "event",
+        "found",
         "kept",
         "loaded",
         "own",
@@ -128,6 +131,7 @@ class Visit:
         self.thread = _thread(self.runtime, config)
         self.scope = scope or self._find_scope()
         self.event: Event | None = None
+        self.found: dict[str, Any] | None = None
         self.snapshot: Snapshot | None = None
         self.own = False
         self.tampered = False
@@ -301,8 +305,10 @@ class Visit:
 
     def _load_snapshot(self) -> Snapshot:
         settings = self.settings
-        data = dict(parse_snapshot(self._entry, settings.state_key))
+        self.found = parse_snapshot(self._entry, settings.state_key)
+        data = dict(self.found)
         data.pop("receipt", None)
+        data.pop(LINEAGE, None)
         seal = data.pop("seal", None)
         if settings.seal is not None:
             thread, machine = self.sealed_for()
