@@ -1,0 +1,165 @@
+"""Once means once: each fault on each saver, durability and host, with a ledger and without.
+
+``once/faults.py`` is the matrix. `make test` runs each fault on each saver's column at least
+once, `make slow` every cell there is; ``pytest tests/langgraph -v`` prints what was counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from langgraph.checkpoint.postgres import PostgresSaver
+
+from tests.langgraph.once.faults import FAULTS, Fault
+from tests.langgraph.once.hosts import (
+    DURABILITIES,
+    HOSTS,
+    SAVERS,
+    Heard,
+    Host,
+    Place,
+    SaverKind,
+    opened,
+)
+from tests.langgraph.once.lives import Lives
+from tests.langgraph.once.table import PROPERTY, cell_property, counted, lines
+
+KILLED_TIMEOUT_S = 1.0
+"""A claim whose process died is in doubt once the tool's timeout has passed."""
+
+
+class Cell(NamedTuple):
+    fault: str
+    saver: str
+    host: str
+    durability: str
+
+    def __str__(self) -> str:
+        return "-".join(self).replace(" ", "_")
+
+    @property
+    def kind(self) -> SaverKind:
+        return SAVERS[self.saver]
+
+    def exists(self) -> bool:
+        fault = FAULTS[self.fault]
+        return (self.kind.durable or not fault.kills) and (
+            fault.on_exit or self.durability != "exit"
+        )
+
+
+def cells() -> Iterator[Any]:
+    """Every cell. Fast are each fault in memory, and each on one durable saver in turn."""
+    durable = [name for name, kind in SAVERS.items() if kind.durable]
+    for row, fault in enumerate(FAULTS):
+        for saver in SAVERS:
+            for column, host in enumerate(HOSTS):
+                in_turn = saver == durable[(row + 2 * column) % len(durable)]
+                for number, durability in enumerate(DURABILITIES):
+                    cell = Cell(fault, saver, host, durability)
+                    chosen = number == (row + column) % len(DURABILITIES)
+                    if not cell.exists():
+                        continue
+                    fast = (in_turn and (chosen or not FAULTS[fault].on_exit)) or (
+                        not cell.kind.durable and durability == "async"
+                    )
+                    marks = [] if fast else [pytest.mark.slow]
+                    if cell.kind.on_postgres:
+                        marks.append(pytest.mark.needs_postgres)
+                    yield pytest.param(cell, id=str(cell), marks=marks)
+
+
+@pytest.fixture(scope="module")
+def lives() -> Iterator[Lives]:
+    made = Lives()
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def dsn(request: pytest.FixtureRequest) -> str:
+    made: str = request.getfixturevalue("_postgres_cluster").create_database()
+    with PostgresSaver.from_conn_string(made) as saver:
+        saver.setup()
+    return made
+
+
+@pytest.fixture
+def place(request: pytest.FixtureRequest, tmp_path: Path, cell: Cell) -> Place:
+    dsn = request.getfixturevalue("dsn") if cell.kind.on_postgres else ""
+    return Place(str(tmp_path), dsn)
+
+
+def host_of(cell: Cell, place: Place, lives: Lives, *, remembers: bool) -> Any:
+    more: dict[str, Any] = {}
+    if FAULTS[cell.fault].kills:
+        more = {"timeout_s": KILLED_TIMEOUT_S, "die_elsewhere": lives.die}
+    return opened(cell.saver, cell.host, cell.durability, place, remembers, **more)
+
+
+def assert_true(fault: Fault, host: Host, told: Heard) -> None:
+    """Nobody is told of a success that did not happen, nor that nothing happened when it did."""
+    entered = host.entries_of(told.cents)
+    assert (told.what in fault.hears and told.text) or told.what == "asked", told
+    if told.what == "done":
+        assert entered and told.text == f"refunded {told.cents}", told
+    if told.what in ("rejected", "superseded"):
+        assert not entered, told
+
+
+@pytest.mark.parametrize("cell", list(cells()))
+async def test_an_effect_is_entered_once_and_every_caller_is_told_the_truth(
+    cell: Cell, place: Place, lives: Lives, record_property: Any
+) -> None:
+    fault = FAULTS[cell.fault]
+    async with host_of(cell, place, lives, remembers=True) as host:
+        told = await fault.run(host)
+        record_property(PROPERTY, cell_property(*cell, True, len(host.entries)))
+        assert len(host.entries) in fault.entries
+        assert len(set(host.entries)) == len(host.entries), "a call was entered twice"
+        for each in [*told, await host.look()]:
+            assert_true(fault, host, each)
+        before = host.entries
+        await host.next_turn()
+        assert host.entries == before
+
+
+@pytest.mark.parametrize("cell", list(cells()))
+async def test_without_a_ledger_the_effect_is_entered_again_where_only_a_ledger_prevents_it(
+    cell: Cell, place: Place, lives: Lives, record_property: Any
+) -> None:
+    fault = FAULTS[cell.fault]
+    async with host_of(cell, place, lives, remembers=False) as host:
+        await fault.run(host)
+        record_property(PROPERTY, cell_property(*cell, False, len(host.entries)))
+        if cell.host in fault.twice:
+            assert len(host.entries) > max(fault.entries)
+
+
+def test_the_matrix_is_printed_from_the_reports_of_the_cells_that_ran() -> None:
+    class Report(NamedTuple):
+        user_properties: list[tuple[str, str]]
+        when: str = "call"
+
+    def report(*cell: Any) -> Report:
+        return Report([(PROPERTY, cell_property(*cell))])
+
+    fork, kill = "fork before the gate", "kill after record"
+    reports = [
+        report(fork, "InMemory", "node", "async", True, 1),
+        report(fork, "InMemory", "node", "async", False, 2),
+        report(kill, "AsyncPostgres", "graph", "sync", True, 1),
+        report(kill, "AsyncPostgres", "graph", "exit", True, 1),
+        report(kill, "AsyncPostgres", "graph", "exit", False, 3),
+        Report([("other", "x")]),
+        Report([(PROPERTY, cell_property(fork, "Sqlite", "node", "async", True, 9))], "teardown"),
+    ]
+    assert list(lines(counted(reports)))[:-1] == [
+        "                       InMemory   AsyncPostgres",
+        "                       node       graph",
+        "fork before the gate   1/2        .",
+        "kill after record      -          s:1/. e:1/3",
+    ]
