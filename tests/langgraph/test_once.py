@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 from langgraph.checkpoint.postgres import PostgresSaver
 
+from guardchart.gate import approval_event
 from tests.langgraph.once.faults import FAULTS, Fault
 from tests.langgraph.once.hosts import (
     DURABILITIES,
@@ -22,6 +23,7 @@ from tests.langgraph.once.hosts import (
     Host,
     Place,
     SaverKind,
+    heard,
     opened,
 )
 from tests.langgraph.once.lives import Lives
@@ -137,6 +139,30 @@ async def test_without_a_ledger_the_effect_is_entered_again_where_only_a_ledger_
         record_property(PROPERTY, cell_property(*cell, False, len(host.entries)))
         if cell.host in fault.twice:
             assert len(host.entries) > max(fault.entries)
+
+
+@pytest.mark.parametrize("way", ["again", "reject", "new input"])
+@pytest.mark.parametrize("name", HOSTS)
+async def test_a_thread_that_shows_a_call_closed_elsewhere_refuses_it_and_has_ways_out(
+    name: str, way: str, tmp_path: Path
+) -> None:
+    place = Place(str(tmp_path))
+    async with opened("Sqlite", name, "async", place, remembers=True) as host:
+        item = await host.park()
+        parked = await host.here()
+        await host.say("Never mind.")
+        told = await host.answer(item, at=parked)
+        assert told.what == "refused" and "closed" in told.text
+        shown = await host.asked()
+        assert shown["digest"] == item["digest"]
+        if way == "again":
+            again = {"event": approval_event([shown], again=True)}
+            assert heard(await host.invoke(again), item).what == "done"
+        elif way == "reject":
+            assert (await host.answer(shown, "reject")).what == "rejected"
+        await host.next_turn()
+        assert await host.pending() == []
+        assert len(host.entries) == (way == "again")
 
 
 def test_the_matrix_is_printed_from_the_reports_of_the_cells_that_ran() -> None:
