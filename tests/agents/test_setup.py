@@ -6,7 +6,8 @@ import asyncio
 from typing import Any
 
 import pytest
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic_core import core_schema
 
 from guardchart import Event, MachineLogic, SyncInterpreter
 from guardchart.agents import (
@@ -70,10 +71,9 @@ CHART: dict[str, Any] = {
 def mail(**options: Any) -> Any:
     agent = setup_agent(
         context=Mail,
-        input=Topic,
         output=Sent,
         events={"APPROVE": Approve, "STOP": None},
-        **options,
+        **{"input": Topic, **options},
     )
 
     @agent.action("sign", event=Approve)
@@ -146,6 +146,44 @@ def test_an_input_that_does_not_fit_is_refused_before_anything_runs() -> None:
     agent = mail()
     with pytest.raises(AgentConfigError, match=r"input does not fit Topic: topic"):
         agent.run_sync(agent.create_machine(CHART), input={"subject": 1})
+
+
+class Handle:
+    """A type of the application's that JSON Schema knows nothing of."""
+
+
+class Boxed:
+    """A type whose JSON Schema fails, with a text of its own."""
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:
+        return core_schema.any_schema()
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: Any, handler: Any) -> Any:
+        raise ValueError("s3cret of the type")
+
+
+class Held(BaseModel):
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    handle: Handle
+    n: int
+
+
+class Packed(BaseModel):
+    box: Boxed
+    n: int
+
+
+@pytest.mark.parametrize("model", [Held, Packed])
+def test_a_type_without_a_json_schema_is_told_without_a_value_too(model: Any) -> None:
+    agent = mail(input=model)
+    given = {"handle": "s3cret", "box": 1, "n": "s3cret", "hunter2": 1}
+    with pytest.raises(AgentConfigError, match="input does not fit") as refused:
+        agent.run_sync(agent.create_machine(CHART), input=given)
+    assert "s3cret" not in str(refused.value) and "hunter2" not in str(refused.value)
+    assert "valid integer" in str(refused.value)
 
 
 def test_a_context_is_checked_after_every_update_in_development() -> None:

@@ -116,9 +116,16 @@ class Configured:
 
 
 def fit_error(adapter: pydantic.TypeAdapter[Any], error: pydantic.ValidationError) -> str:
-    """What does not fit a type of the application's: declared names, no value."""
+    """What does not fit a type of the application's: declared names, no value.
+
+    A type that has no JSON Schema declares no names, so that none is shown.
+    """
     errors: list[Any] = error.errors(include_url=False, include_input=False)
-    return errors_text(errors, frozenset(declared_names(adapter.json_schema(), set())))
+    try:
+        declared = declared_names(adapter.json_schema(), set())
+    except Exception:  # whatever the type's own schema hook raises
+        declared = set()
+    return errors_text(errors, frozenset(declared))
 
 
 def _check_function(what: str, fn: Callable[..., Any]) -> None:
