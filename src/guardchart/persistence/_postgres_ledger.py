@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from guardchart.persistence._columns import FIXED, VARIABLE, row_of, variable
 from guardchart.persistence._ledger import Rows
 from guardchart.persistence._postgres import READ, Database, key, lock_key
 from guardchart.persistence._rows import Row, Slot
@@ -22,16 +22,6 @@ _VERSION = 1
 # Scopes, agents and a model's ids may be longer than what an index entry holds, so the indexes
 # are on digests of them. The columns themselves are for people who look.
 _KEYS = ("id_key", "slot_key", "scope_key", "batch_key", "model_key")
-_FIXED = (
-    *_KEYS,
-    *("scope", "id", "run", "agent", "batch_no", "tool", "digest", "ordinal"),
-    *("parent_id", "model_id", "timeout_s", "created_at"),
-)
-_VARIABLE = (
-    *("arguments", "status", "decided_by", "reason", "result", "child_id", "decide_by"),
-    *("use_by", "claimed_at", "owner", "token", "releases", "updated_at", "forgotten"),
-)
-
 _TABLES = (
     """CREATE TABLE {t}guardchart_ledger (
         seq BIGINT GENERATED ALWAYS AS IDENTITY,
@@ -52,14 +42,14 @@ _TABLES = (
     "CREATE INDEX ON {t}guardchart_ledger (status, seq) WHERE status IN ('proposed', 'claimed')",
 )
 
-_COLUMNS = ", ".join(_FIXED[len(_KEYS) :] + _VARIABLE)
+_COLUMNS = ", ".join(FIXED + VARIABLE)
 _SELECT = f"SELECT {_COLUMNS} FROM {{t}}guardchart_ledger WHERE "
 _INSERT = (
-    f"INSERT INTO {{t}}guardchart_ledger ({', '.join(_FIXED + _VARIABLE)}) "
-    f"VALUES ({', '.join(['%s'] * len(_FIXED + _VARIABLE))})"
+    f"INSERT INTO {{t}}guardchart_ledger ({', '.join(_KEYS)}, {_COLUMNS}) "
+    f"VALUES ({', '.join(['%s'] * len(_KEYS + FIXED + VARIABLE))})"
 )
 _UPDATE = (
-    f"UPDATE {{t}}guardchart_ledger SET {', '.join(f'{name} = %s' for name in _VARIABLE)} "
+    f"UPDATE {{t}}guardchart_ledger SET {', '.join(f'{name} = %s' for name in VARIABLE)} "
     "WHERE id_key = %s"
 )
 
@@ -178,19 +168,19 @@ class _PostgresRows:
                 key(*slot[:4]),
                 key(scope, row.model_id),
                 *(scope, row.id, *slot[1:], row.parent_id, row.model_id),
-                *(row.timeout_s, row.created_at, *_variable(row)),
+                *(row.timeout_s, row.created_at, *variable(row)),
             ),
         )
 
     def update(self, row: Row) -> None:
-        self._execute(_UPDATE, (*_variable(row), key(row.slot.scope, row.id)))
+        self._execute(_UPDATE, (*variable(row), key(row.slot.scope, row.id)))
 
     def _one(self, where: str, value: bytes) -> Row | None:
         found = self._execute(_SELECT + where, (value,)).fetchone()
-        return None if found is None else _row(found)
+        return None if found is None else row_of(found)
 
     def _all(self, where: str, *values: bytes) -> list[Row]:
-        return [_row(found) for found in self._execute(_SELECT + where, values).fetchall()]
+        return [row_of(found) for found in self._execute(_SELECT + where, values).fetchall()]
 
     def _execute(self, sql: str, values: tuple[Any, ...]) -> Cursor:
         return self._cursor.execute(self._sql(sql), values)
@@ -198,49 +188,3 @@ class _PostgresRows:
 
 def _slot_key(slot: Slot, parent_id: str | None) -> bytes:
     return key(*slot, "" if parent_id is None else f"edit of {parent_id}")
-
-
-def _variable(row: Row) -> tuple[Any, ...]:
-    return (
-        None if row.arguments is None else json.dumps(row.arguments, separators=(",", ":")),
-        row.status,
-        row.by,
-        row.reason,
-        row.result,
-        row.child_id,
-        row.decide_by,
-        row.use_by,
-        row.claimed_at,
-        row.owner,
-        row.token,
-        row.releases,
-        row.updated_at,
-        row.forgotten,
-    )
-
-
-def _row(found: tuple[Any, ...]) -> Row:
-    scope, row_id, *rest = found
-    arguments = found[12]
-    return Row(
-        id=row_id,
-        slot=Slot(scope, *rest[:6]),
-        parent_id=found[8],
-        model_id=found[9],
-        timeout_s=found[10],
-        created_at=found[11],
-        arguments=None if arguments is None else json.loads(arguments),
-        status=found[13],
-        by=found[14],
-        reason=found[15],
-        result=found[16],
-        child_id=found[17],
-        decide_by=found[18],
-        use_by=found[19],
-        claimed_at=found[20],
-        owner=found[21],
-        token=found[22],
-        releases=found[23],
-        updated_at=found[24],
-        forgotten=found[25],
-    )

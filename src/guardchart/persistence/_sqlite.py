@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from guardchart.persistence._columns import FIXED, VARIABLE, row_of, variable
 from guardchart.persistence._ledger import Rows
 from guardchart.persistence._rows import Row, Slot
 from guardchart.persistence._sqlite_database import Source, SQLiteDatabase
@@ -35,22 +35,13 @@ _TABLES = (
         ON guardchart_ledger (status, scope) WHERE status IN ('proposed', 'claimed')""",
 )
 
-_FIXED = (
-    *("scope", "id", "run", "agent", "batch_no", "tool", "digest", "ordinal"),
-    *("parent_id", "model_id", "timeout_s", "created_at"),
-)
-_VARIABLE = (
-    *("arguments", "status", "decided_by", "reason", "result", "child_id", "decide_by"),
-    *("use_by", "claimed_at", "owner", "token", "releases", "updated_at", "forgotten"),
-)
-_COLUMNS = ", ".join(_FIXED + _VARIABLE)
+_COLUMNS = ", ".join(FIXED + VARIABLE)
 _SELECT = f"SELECT {_COLUMNS} FROM guardchart_ledger WHERE "
 _INSERT = (
-    f"INSERT INTO guardchart_ledger ({_COLUMNS}) "
-    f"VALUES ({', '.join('?' * len(_FIXED + _VARIABLE))})"
+    f"INSERT INTO guardchart_ledger ({_COLUMNS}) VALUES ({', '.join('?' * len(FIXED + VARIABLE))})"
 )
 _UPDATE = (
-    f"UPDATE guardchart_ledger SET {', '.join(f'{name} = ?' for name in _VARIABLE)} "
+    f"UPDATE guardchart_ledger SET {', '.join(f'{name} = ?' for name in VARIABLE)} "
     "WHERE scope = ? AND id = ?"
 )
 
@@ -147,60 +138,14 @@ class _SQLiteRows:
 
     def insert(self, row: Row) -> None:
         fixed = (row.slot.scope, row.id, *row.slot[1:], row.parent_id or "", row.model_id)
-        self._execute(_INSERT, (*fixed, row.timeout_s, row.created_at, *_variable(row)))
+        self._execute(_INSERT, (*fixed, row.timeout_s, row.created_at, *variable(row)))
 
     def update(self, row: Row) -> None:
-        self._execute(_UPDATE, (*_variable(row), row.slot.scope, row.id))
+        self._execute(_UPDATE, (*variable(row), row.slot.scope, row.id))
 
     def _one(self, where: str, values: tuple[Any, ...]) -> Row | None:
         found = self._execute(_SELECT + where, values).fetchone()
-        return None if found is None else _row(found)
+        return None if found is None else row_of(found)
 
     def _all(self, where: str, values: tuple[Any, ...]) -> list[Row]:
-        return [_row(found) for found in self._execute(_SELECT + where, values)]
-
-
-def _variable(row: Row) -> tuple[Any, ...]:
-    return (
-        None if row.arguments is None else json.dumps(row.arguments, separators=(",", ":")),
-        row.status,
-        row.by,
-        row.reason,
-        row.result,
-        row.child_id,
-        row.decide_by,
-        row.use_by,
-        row.claimed_at,
-        row.owner,
-        row.token,
-        row.releases,
-        row.updated_at,
-        int(row.forgotten),
-    )
-
-
-def _row(found: tuple[Any, ...]) -> Row:
-    scope, row_id, *rest = found
-    arguments = found[12]
-    return Row(
-        id=row_id,
-        slot=Slot(scope, *rest[:6]),
-        parent_id=found[8] or None,
-        model_id=found[9],
-        timeout_s=found[10],
-        created_at=found[11],
-        arguments=None if arguments is None else json.loads(arguments),
-        status=found[13],
-        by=found[14],
-        reason=found[15],
-        result=found[16],
-        child_id=found[17],
-        decide_by=found[18],
-        use_by=found[19],
-        claimed_at=found[20],
-        owner=found[21],
-        token=found[22],
-        releases=found[23],
-        updated_at=found[24],
-        forgotten=bool(found[25]),
-    )
+        return [row_of(found) for found in self._execute(_SELECT + where, values)]
