@@ -67,6 +67,7 @@ class MemoryStore(Store):
         return self._ledger
 
     def load(self, key: str) -> Stored | None:
+        check_key(key)
         with self._lock:
             run = self._runs.get(key)
             if run is None:
@@ -137,12 +138,14 @@ class MemoryStore(Store):
         return [Due(key, name, due_at, rev) for due_at, key, name, rev in found]
 
     def events(self, key: str, *, after: int = 0) -> list[dict[str, Any]]:
+        check_key(key)
         with self._lock:
             run = self._runs.get(key)
             log = [] if run is None else list(run.log)
         return [{**json.loads(text), "rev": rev} for rev, text in log if rev > after]
 
     def compact(self, key: str, *, now: int) -> int:
+        check_key(key)
         with self._lock:
             run = self._runs.get(key)
             if run is None or not run.log:
@@ -165,7 +168,7 @@ class MemoryStore(Store):
                 for key, run in self._runs.items()
             ]
         fit = [each for each in found if state is None or state in each.state_ids]
-        return sorted(fit, key=lambda each: each.since)[: max(limit, 0)]
+        return sorted(fit, key=lambda each: (each.since, each.key))[: max(limit, 0)]
 
     def delete(self, key: str) -> bool:
         check_key(key)

@@ -201,7 +201,7 @@ class Store(Protocol):
         ...
 
     def find(self, *, state: str | None = None, limit: int = 1_000) -> list[Summary]:
-        """List runs, those longest in their states first.
+        """List runs, those longest in their states first; of one age, by key.
 
         Args:
             state: Only those in this leaf state, by its full id.

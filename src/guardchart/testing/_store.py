@@ -105,8 +105,18 @@ class WriteChecks:
 
     @pytest.mark.parametrize("key", ["", "a\0b", "\ud800", None, 5, b"k"])
     def test_what_can_be_no_key_is_refused(self, store: Store, key: Any) -> None:
-        with pytest.raises(StoreError):
-            store.create(key, snapshot(), now=NOW)
+        verbs: list[Callable[[], Any]] = [
+            lambda: store.load(key),
+            lambda: store.create(key, snapshot(), now=NOW),
+            lambda: store.commit(key, 1, snapshot(), now=NOW),
+            lambda: store.events(key),
+            lambda: store.compact(key, now=NOW),
+            lambda: store.delete(key),
+        ]
+        for verb in verbs:
+            with pytest.raises(StoreError) as refused:
+                verb()
+            assert not isinstance(refused.value, StoreConflictError)
         assert store.find() == []
 
     def test_keys_are_told_apart_to_the_letter_and_may_be_long(self, store: Store) -> None:
@@ -222,6 +232,12 @@ class LogChecks:
         assert store.find(state="waiting") == store.find(limit=0) == []
         assert store.find()[-1].status == "done"
         assert store.find()[-1].state_ids == ("m.end",)
+
+    def test_runs_of_the_same_age_are_found_in_the_order_of_their_keys(self, store: Store) -> None:
+        for key in ("k2", "k3", "k1"):
+            store.create(key, snapshot(), now=NOW)
+        assert [each.key for each in store.find()] == ["k1", "k2", "k3"]
+        assert [each.key for each in store.find(limit=2)] == ["k1", "k2"]
 
 
 class DueChecks:
