@@ -92,10 +92,7 @@ def anthropic_model(
         if _answers_calls(turns):
             # The API wants the thinking of this turn back with it, and a conversation has none.
             sent.pop("thinking", None)
-        if tools:
-            return {**sent, "tools": to_anthropic_tools(tools, names=names)}
-        sent.pop("tool_choice", None)  # refused without tools, and a state may allow none
-        return sent
+        return {**sent, "tools": to_anthropic_tools(tools, names=names)} if tools else sent
 
     return ProviderModel(
         client.messages.create,

@@ -34,7 +34,6 @@ __all__ = ["from_openai_response", "openai_model", "to_openai_messages", "to_ope
 
 _RESERVED = frozenset({"functions", "function_call", "messages", "model", "stream", "tools"})
 _CAPS = ("max_completion_tokens", "max_tokens")
-_ONLY_WITH_TOOLS = ("parallel_tool_calls", "tool_choice")
 
 
 def openai_model(
@@ -83,10 +82,7 @@ def openai_model(
         messages: Sequence[Any], tools: Sequence[ToolSchema], names: Names
     ) -> dict[str, Any]:
         sent = {"model": model, **options, "messages": to_openai_messages(messages, names=names)}
-        if tools:
-            return {**sent, "tools": to_openai_tools(tools, names=names)}
-        # The API refuses these two without tools, and a state may allow none.
-        return {key: value for key, value in sent.items() if key not in _ONLY_WITH_TOOLS}
+        return {**sent, "tools": to_openai_tools(tools, names=names)} if tools else sent
 
     return ProviderModel(
         client.chat.completions.create,

@@ -161,12 +161,9 @@ class ProviderModel:
     def _request(
         self, messages: Sequence[Any], tools: Sequence[ToolSchema], names: Names
     ) -> dict[str, Any]:
-        request = self._make_request(messages, tools, names)
-        request.update(
-            (key, value)
-            for key, value in self._wanted.items()
-            if tools or key not in _ABOUT_TOOLS  # which APIs refuse without any
-        )
+        request = {**self._make_request(messages, tools, names), **self._wanted}
+        if not tools:  # which a state may allow none of; APIs refuse these without any
+            request = {key: value for key, value in request.items() if key not in _ABOUT_TOOLS}
         if self.max_output_tokens is not None:
             request[self._cap_option] = self.max_output_tokens
         return request
