@@ -106,14 +106,15 @@ class _Model(_Request):
         limit_s = self.limit_s(visit, ledger)
         options = self.options(visit, ledger)
         executors = self.settings.executors
+        service = self._service(visit, request, ledger)
         try:
-            if self._is_async(visit, request, ledger):
+            if self._is_async(request, service):
                 future: Future[Any] = Future()
                 cancel = LOOPS.start(
                     _tell(future), _asking(execute_agent_request, request, executors, options)
                 )
                 output = _within(future, limit_s, cancel)
-            elif limit_s is None or self._is_bounded(visit, request, ledger):
+            elif limit_s is None or getattr(service, "bounded", False) is True:
                 output = execute_agent_request_sync(request, executors, **options)
             else:
                 call = _asking(execute_agent_request_sync, request, executors, options)
@@ -133,8 +134,9 @@ class _Model(_Request):
         limit_s = self.limit_s(visit, ledger)
         options = self.options(visit, ledger)
         executors = self.settings.executors
+        service = self._service(visit, request, ledger)
         try:
-            if self._is_async(visit, request, ledger):
+            if self._is_async(request, service):
                 call: Awaitable[Any] = execute_agent_request(request, executors, **options)
             else:
                 call = _threaded(_asking(execute_agent_request_sync, request, executors, options))
@@ -149,8 +151,7 @@ class _Model(_Request):
         waiting = self.waiting(visit, request.id, ledger)
         return None if waiting is None else waiting.invocation.service
 
-    def _is_async(self, visit: Visit, request: Any, ledger: Any) -> bool:
-        service = self._service(visit, request, ledger)
+    def _is_async(self, request: Any, service: Any) -> bool:
         declared = getattr(service, "is_async", None)
         executor = getattr(service, "executor", None)
         if executor is None and declared is None:
@@ -162,9 +163,6 @@ class _Model(_Request):
             ]
             return any(each is not None and is_async_model(each) for each in found)
         return is_async_model(executor) if executor is not None else bool(declared)
-
-    def _is_bounded(self, visit: Visit, request: Any, ledger: Any) -> bool:
-        return getattr(self._service(visit, request, ledger), "bounded", False) is True
 
     def _failed(self, visit: Visit, request: Any, error: Exception) -> Any:
         """Let LangGraph try again where it was told to; what is left is the chart's business."""
