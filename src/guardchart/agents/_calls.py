@@ -165,7 +165,7 @@ class PendingCalls:
         self.verdicts = assess(
             self.calls,
             self.registry,
-            allowed_tools(node) if node is not None else as_allowed(()),
+            allowed_tools(node),
             spent_ids=spent,
             max_tool_calls=self.max_tool_calls,
             context=self.context,
@@ -297,7 +297,7 @@ class PendingCalls:
         own = self.calls[index].id
         return Facts(
             self.registry,
-            allowed_tools(node) if node is not None else as_allowed(()),
+            allowed_tools(node),
             max_tool_calls=self.max_tool_calls,
             turn_size=len(self.calls),
             spent_ids=frozenset(

@@ -16,7 +16,6 @@ from guardchart.gate import (
     ToolRegistry,
     Verdict,
     allowed_tools,
-    as_allowed,
     assess,
     read_decisions,
 )
@@ -83,7 +82,7 @@ class LoopGuards:
             verdicts = assess(
                 turn.tool_calls,
                 self.registry,
-                allowed_tools(node) if node is not None else as_allowed(()),
+                allowed_tools(node),
                 spent_ids=_texts(context.get("spent_call_ids")),
                 max_tool_calls=self.max_tool_calls,
                 context=context,

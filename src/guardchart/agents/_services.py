@@ -18,7 +18,7 @@ from guardchart.agents._requests import AgentToolRequest, LoopTextRequest
 from guardchart.agents._stepper import Fed
 from guardchart.agents._turn import ModelTurn
 from guardchart.errors import AgentError
-from guardchart.gate import ToolCall, ToolRegistry, allowed_tools, as_allowed
+from guardchart.gate import ToolCall, ToolRegistry, allowed_tools
 from guardchart.runtime import ServiceScope
 
 __all__ = ["METER", "CallModel", "RunTool"]
@@ -57,8 +57,7 @@ class CallModel:
             meter = scope.interpreter.attachments.get(METER)
             if meter is not None:
                 meter.spend()
-        node = None if scope is None else scope.node
-        allowed = allowed_tools(node) if node is not None else as_allowed(())
+        allowed = allowed_tools(None if scope is None else scope.node)
         messages = request_messages(context, self.system_prompt, shared=self._only_reads)
         schemas = self.registry.schemas(allowed.names(self.registry))
         if self.is_async:
@@ -79,8 +78,7 @@ class CallModel:
     def step_requests(self, scope: ServiceScope, id: str) -> list[Any]:
         """The model call as a request of the step path; it brings its own model."""
         context = scope.context
-        node = scope.node
-        allowed = allowed_tools(node) if node is not None else as_allowed(())
+        allowed = allowed_tools(scope.node)
         name = getattr(self.model, "name", None)
         request = LoopTextRequest.made(
             functools.partial(request_messages, context, None, shared=True),

@@ -104,7 +104,7 @@ def parse(value: Any, where: str = "meta.tools") -> Allowed:
     """Read one ``meta.tools`` value.
 
     Raises:
-        AgentConfigError: not a list of names. Rule objects are refused for now.
+        AgentConfigError: not a list of names; a rule object is none.
     """
     if isinstance(value, str) or not isinstance(value, (list, tuple, set, frozenset)):
         raise AgentConfigError(f"{where} must be a list of tool names")

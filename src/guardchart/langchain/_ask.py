@@ -15,7 +15,7 @@ from guardchart.errors import DecisionRefused, ToolDeniedError
 from guardchart.gate import ToolRegistry, display, read_decisions, scrub
 from guardchart.gate._approvals import HUMAN_EVENTS
 
-__all__ = ["Positional", "ask", "question", "read_answer"]
+__all__ = ["Positional", "Show", "ask", "question", "read_answer"]
 
 Positional = Literal["refuse", "accept"]
 Show = Literal["full", "ids"]

@@ -28,7 +28,6 @@ from guardchart.gate import (
     Tool,
     ToolCall,
     ToolRegistry,
-    allowed_tools,
     canonical,
     tool_registry,
 )
@@ -222,10 +221,7 @@ class Door:
 
     def may_ask(self) -> bool:
         """Whether any call can come to need a person."""
-        if any(tool.side_effect or tool.requires_approval for tool in self.registry):
-            return True
-        lists = map(allowed_tools, self.machine.nodes.values())
-        return any(rule.approval == "always" for each in lists for rule in each.rules.values())
+        return any(tool.side_effect or tool.requires_approval for tool in self.registry)
 
     # State
 

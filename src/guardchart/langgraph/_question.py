@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from langgraph.types import interrupt
 from pydantic import ConfigDict, GetJsonSchemaHandler, RootModel, model_validator
 
 from guardchart.errors import DecisionRefused
-from guardchart.langchain._ask import Positional, question, read_answer
+from guardchart.langchain._ask import Positional, Show, question, read_answer
 
 __all__ = ["Asked", "ask"]
-
-Show = Literal["full", "ids"]
 
 _VALIDATES: Final = "response_schema" in inspect.signature(interrupt).parameters
 

@@ -15,8 +15,8 @@ from guardchart.agents._step import Origin
 from guardchart.agents._stepper import FixedClock, Stepper, Waiting
 from guardchart.errors import AgentError
 from guardchart.kernel import Snapshot
+from guardchart.langchain._ask import Show
 from guardchart.langgraph._ledger import DeferredLedger
-from guardchart.langgraph._question import Show
 from guardchart.langgraph._visit import Settings, Visit
 
 __all__ = [

@@ -190,8 +190,6 @@ class InspectorPlugin:
 
     def _snapshot(self, interpreter: Any) -> dict[str, Any]:
         snapshot = interpreter.snapshot
-        active = interpreter.machine.nodes
-        nodes = [node for node in active.values() if node in snapshot.config.active]
         prefix = f"{interpreter.id}:"
         children = sorted(
             scrub_text(each.removeprefix(prefix)[:_MAX_TYPE_CHARS]) for each in interpreter.actors
@@ -202,7 +200,7 @@ class InspectorPlugin:
             "context": self._context(snapshot.context),
             "children": {each: {"id": each} for each in children},
             "historyValue": {key: list(ids) for key, ids in snapshot.history.items()},
-            "tags": sorted({tag for node in nodes for tag in node.tags}),
+            "tags": sorted({tag for node in snapshot.config.active for tag in node.tags}),
         }
         if interpreter.status == "error":
             error = interpreter.error
