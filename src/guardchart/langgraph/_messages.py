@@ -7,7 +7,7 @@ a turn adds is written back, under ids that a retry of the node repeats.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 from langchain_core.messages import (
@@ -20,7 +20,10 @@ from langchain_core.messages import (
 from guardchart.errors import AgentConfigError
 from guardchart.langchain._messages import from_compact, to_compact
 
-__all__ = ["Conversation"]
+__all__ = ["SPENT_IDS", "Conversation", "without"]
+
+SPENT_IDS: Final = "spent_call_ids"
+"""The context's key that would grow with every call: the channel's own messages tell it."""
 
 
 class Conversation:
@@ -84,6 +87,18 @@ class Conversation:
         n = self._last_number(run) if begun else 0
         return [from_compact(each, f"{run}-{n + 1 + i}") for i, each in enumerate(added)]
 
+    def call_ids(self, run: str | None, added: Sequence[BaseMessage] = ()) -> list[str]:
+        """The ids of the calls that this run has put into the channel, oldest first."""
+        prefix = f"{run or ''}-"
+        found = [
+            call["id"]
+            for message, compact in zip(self._channel, self.before, strict=False)
+            if "tool_calls" in compact and (message.id or "").startswith(prefix)
+            for call in compact["tool_calls"]
+        ]
+        said = [each for each in added if isinstance(each, AIMessage)]
+        return [*found, *(call["id"] or "" for each in said for call in each.tool_calls)]
+
     def _last_number(self, run: str) -> int:
         prefix, last = f"{run}-", 0
         ids = [message.id for message in self._channel]
@@ -92,6 +107,12 @@ class Conversation:
             if tail.isascii() and tail.isdigit() and len(tail) < 16:
                 last = max(last, int(tail))
         return last
+
+
+def without(ids: Sequence[Any], told: Collection[str]) -> list[Any]:
+    """The ids that are not told elsewhere. A context is untrusted: what is no text stays."""
+    known = frozenset(told)
+    return [each for each in ids if not (isinstance(each, str) and each in known)]
 
 
 _PLAIN: Final[dict[type[Any], str]] = {HumanMessage: "user", AIMessage: "assistant"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from langgraph.types import Command
@@ -17,6 +17,7 @@ from guardchart.errors import (
     StoreError,
 )
 from guardchart.kernel import Receipt, Snapshot, dump
+from guardchart.langgraph._messages import SPENT_IDS, without
 from guardchart.langgraph._reducers import LINEAGE, lineage_after
 from guardchart.langgraph._view import StatechartView, receipt_json
 from guardchart.langgraph._visit import Visit
@@ -101,14 +102,11 @@ def _fitting(visit: Visit, interpreter: Any) -> tuple[Snapshot, dict[str, Any]]:
 
 def _written(visit: Visit, interpreter: Any, snapshot: Snapshot) -> dict[str, Any]:
     settings = visit.settings
-    data = _dumped(visit, interpreter, snapshot)
+    added = _added(visit, snapshot)
+    data = _dumped(visit, interpreter, snapshot, added)
     update: dict[str, Any] = {settings.state_key: data}
-    if visit.conversation is not None:
-        said = snapshot.context.get("messages") or ()
-        begun = visit.snapshot is not None
-        added = visit.conversation.new(visit.kept, said, snapshot.run or "", begun=begun)
-        if added:
-            update[settings.messages_key or ""] = added
+    if added:
+        update[settings.messages_key or ""] = added
     if settings.seal is not None:
         thread, machine = visit.sealed_for()
         data["seal"] = settings.seal.sign(data, thread=thread, machine=machine)
@@ -120,8 +118,19 @@ def _written(visit: Visit, interpreter: Any, snapshot: Snapshot) -> dict[str, An
     return update
 
 
-def _dumped(visit: Visit, interpreter: Any, snapshot: Snapshot) -> dict[str, Any]:
-    """The snapshot as JSON types, without a conversation that the channel holds.
+def _added(visit: Visit, snapshot: Snapshot) -> list[Any]:
+    """What the channel has to gain; nothing where there is none."""
+    if visit.conversation is None:
+        return []
+    said = snapshot.context.get("messages") or ()
+    begun = visit.snapshot is not None
+    return visit.conversation.new(visit.kept, said, snapshot.run or "", begun=begun)
+
+
+def _dumped(
+    visit: Visit, interpreter: Any, snapshot: Snapshot, added: Sequence[Any]
+) -> dict[str, Any]:
+    """The snapshot as JSON types, without what the channel holds: the conversation, its calls.
 
     Raises:
         AgentConfigError: Nobody could load it again.
@@ -129,11 +138,17 @@ def _dumped(visit: Visit, interpreter: Any, snapshot: Snapshot) -> dict[str, Any
     own = snapshot is interpreter.snapshot
     if visit.conversation is None:
         data: dict[str, Any] = interpreter.dump() if own else dump(snapshot)
-    elif interpreter.actors and own:
-        data = interpreter.dump()
-        data["context"]["messages"] = []
     else:
-        data = dump(snapshot.replace(context={**snapshot.context, "messages": []}))
+        kept = {**snapshot.context, "messages": []}
+        if isinstance(kept.get(SPENT_IDS), list):
+            kept[SPENT_IDS] = without(
+                kept[SPENT_IDS], visit.conversation.call_ids(snapshot.run, added)
+            )
+        if interpreter.actors and own:
+            data = interpreter.dump()
+            data["context"] |= {key: kept[key] for key in ("messages", SPENT_IDS) if key in kept}
+        else:
+            data = dump(snapshot.replace(context=kept))
     if visit.settings.seal is None and (
         data.get("sends") or any("spawned" in each for each in data["children"].values())
     ):

@@ -31,7 +31,7 @@ from guardchart.kernel import (
     interrupted,
     load,
 )
-from guardchart.langgraph._messages import Conversation
+from guardchart.langgraph._messages import SPENT_IDS, Conversation, without
 from guardchart.langgraph._reducers import LINEAGE
 from guardchart.langgraph._state import check_clearable, is_blank, parse_snapshot, read_key
 from guardchart.langgraph._view import StatechartView, TransitionStream, refusal
@@ -301,6 +301,9 @@ class Visit:
         self.conversation = conversation
         if self.snapshot is not None:
             context = {**self.snapshot.context, "messages": conversation.before}
+            told = conversation.call_ids(self.snapshot.run)
+            if told and isinstance(context.get(SPENT_IDS), list):
+                context[SPENT_IDS] = [*told, *without(context[SPENT_IDS], told)]
             self.snapshot = self.snapshot.replace(context=context)
 
     def _load_snapshot(self) -> Snapshot:
