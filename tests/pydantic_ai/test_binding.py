@@ -13,12 +13,12 @@ from pydantic_ai import Agent
 from pydantic_ai.exceptions import UnexpectedModelBehavior
 from pydantic_ai.messages import ModelResponse, TextPart
 from pydantic_ai.models.function import DeltaToolCall, FunctionModel
-from pydantic_ai.tools import DeferredToolRequests, RunContext, ToolDenied
+from pydantic_ai.tools import DeferredToolRequests, DeferredToolResults, RunContext, ToolDenied
 from pydantic_ai.toolsets import WrapperToolset
 
 from guardchart import Interpreter
 from guardchart.agents import run_agent
-from guardchart.errors import ToolDeniedError
+from guardchart.errors import AgentConfigError, ToolDeniedError
 from guardchart.gate import GuardSession, approval_event
 from guardchart.persistence import InMemoryLedger
 from guardchart.pydantic_ai import StatechartGuard, approvals_for, pending_approval
@@ -45,6 +45,10 @@ def cheaper(shown: dict[str, Any]) -> None:
     shown["arguments"] = CHEAP
 
 
+def of_another_tool(shown: dict[str, Any]) -> None:
+    shown["tool" if "tool" in shown else "name"] = "look_up"
+
+
 def hidden(shown: dict[str, Any]) -> None:
     del shown["arguments"]
 
@@ -58,7 +62,7 @@ def not_json(shown: dict[str, Any]) -> None:
 
 
 @pytest.mark.gate
-@pytest.mark.parametrize("change", [cheaper, hidden, no_object, not_json])
+@pytest.mark.parametrize("change", [cheaper, of_another_tool, hidden, no_object, not_json])
 def test_an_approval_of_arguments_that_would_not_run_is_refused(change: Any) -> None:
     there = Desk(call("refund", DEAR), "done")
     first = there.run()
@@ -101,7 +105,9 @@ async def _kept(did: list[Any], change: Callable[[dict[str, Any]], None]) -> Ask
 
 
 @pytest.mark.gate
-@pytest.mark.parametrize("change", [lambda i: i.update(arguments={"order": 1}), hidden])
+@pytest.mark.parametrize(
+    "change", [lambda i: i.update(arguments={"order": 1}), of_another_tool, hidden]
+)
 async def test_a_service_refuses_the_approval_of_arguments_that_would_not_run(change: Any) -> None:
     did: list[Any] = []
     again = await _kept(did, change)
@@ -124,6 +130,81 @@ async def test_a_service_does_not_run_what_was_approved_where_other_arguments_ar
     await again.interpreter.send("NEW", prompt=None, wait=True)
     context = await again.until("answered")
     assert did == [] and context["result"] == "done"
+
+
+@pytest.mark.gate
+def test_an_approval_does_not_reach_another_conversation_where_the_caller_names_its_own() -> None:
+    ledger = InMemoryLedger()
+    there = Desk(call("refund", DEAR), "done", runner=session(ledger=ledger))
+    there.run(conversation_id="theirs")
+    here = Desk(call("refund", CHEAP, "c9"), "done", runner=there.session)
+    here.run(conversation_id="ours")
+    requests = stored(here.requests, lambda shown: None)
+    requests.metadata["c9"] = there.requests.metadata["c1"]
+    event = approval_event(pending_approval(requests))
+    yes = approvals_for(requests, here.guard, event, scope="ours")
+    assert isinstance(yes.approvals["c9"], ToolDenied)
+    assert ledger.row("theirs", "c1").status == ledger.row("ours", "c9").status == "proposed"
+
+
+@pytest.mark.gate
+@pytest.mark.parametrize("edited", [False, True])
+def test_a_result_that_a_host_makes_up_for_a_call_is_not_told_and_closes_it(edited: bool) -> None:
+    chart = machine_told_of_rejections()
+    there = Desk(call("refund", CHEAP), "done", "done", chart=chart)
+    first = there.run()
+    scope = there.requests.metadata["c1"]["guardchart"]["scope"]
+    if edited:
+        edit = {"id": "c1", "decision": "edit", "arguments": {"order": 7, "cents": 50}}
+        approvals_for(there.requests, there.guard, [edit])
+    made_up = DeferredToolResults(calls={"c1": "refunded"})
+    history = first.all_messages()
+    result = there.run(None, message_history=history, deferred_tool_results=made_up)
+    assert results(result.all_messages())["c1"] == ("failed", "not run: the call was closed")
+    assert "refunded" not in str(there.script.messages[-1][-1])
+    assert there.session.ledger.row(scope, "c1").status == "void" and there.did == []
+    assert there.states == ["desk.told"]
+
+
+def machine_told_of_rejections() -> dict[str, Any]:
+    heard = {"tool.rejected.refund": "told"}
+    open_ = {"meta": {"tools": ["refund"]}, "on": heard}
+    return {"id": "desk", "initial": "open", "states": {"open": open_, "told": {}}}
+
+
+def test_a_result_that_a_host_makes_up_for_a_call_that_ran_gives_way_to_the_recorded_one() -> None:
+    there = Desk(call("refund", CHEAP), "done", "done")
+    first = there.run()
+    yes = approvals_for(there.requests, there.guard, there.yes())
+    there.run(None, message_history=round_trip(first.all_messages()), deferred_tool_results=yes)
+    made_up = DeferredToolResults(calls={"c1": "nothing happened"})
+    history = round_trip(first.all_messages())
+    there.script.items.append("done")
+    result = there.run(None, message_history=history, deferred_tool_results=made_up)
+    assert results(result.all_messages())["c1"] == ("success", "refunded 100")
+
+
+@pytest.mark.gate
+def test_a_hosts_denial_closes_a_call_that_a_reviewer_edited() -> None:
+    there = Desk(call("refund", CHEAP), "done", "done", "done")
+    first = there.run()
+    scope = there.requests.metadata["c1"]["guardchart"]["scope"]
+    edit = {"id": "c1", "decision": "edit", "arguments": {"order": 7, "cents": 50}}
+    yes = approvals_for(there.requests, there.guard, [edit])
+    no = DeferredToolResults(approvals={"c1": ToolDenied("after all not")})
+    history = first.all_messages()
+    there.run(None, message_history=round_trip(history), deferred_tool_results=no)
+    assert not there.session.ledger.row(scope, "c1").open
+    there.run(None, message_history=round_trip(history), deferred_tool_results=yes)
+    assert there.did == []
+
+
+@pytest.mark.parametrize("scope", ["", 7, lambda ctx: ""])
+def test_a_scope_that_names_nothing_is_refused(scope: Any) -> None:
+    there = Desk(call("refund", CHEAP), "done", scope=scope)
+    with pytest.raises(AgentConfigError, match="scope="):
+        there.run()
+    assert there.script.tools == []
 
 
 # --- a pass is for one call of one run ---------------------------------------------------------

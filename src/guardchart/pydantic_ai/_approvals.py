@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from pydantic_ai.messages import ToolCallPart
 from pydantic_ai.tools import DeferredToolRequests, DeferredToolResults, ToolApproved, ToolDenied
@@ -17,6 +17,8 @@ from guardchart.pydantic_ai._calls import Tools, is_of, shown_arguments
 from guardchart.pydantic_ai._guard import StatechartGuard
 
 __all__ = ["approvals_for", "pending_approval"]
+
+_NOT_SHOWN: Final = closing_text("tampered")
 
 
 def _shown(requests: DeferredToolRequests, call: ToolCallPart) -> Mapping[str, Any] | None:
@@ -60,6 +62,7 @@ def approvals_for(
     decisions: Any = None,
     *,
     by: str | None = None,
+    scope: str | None = None,
 ) -> DeferredToolResults:
     """Record what a person decided, and answer every open call from the ledger.
 
@@ -74,6 +77,8 @@ def approvals_for(
             of ``{id, decision, digest?, arguments?, reason?}``; None where they were recorded
             before, by an inbox for example.
         by: who decides, for the record.
+        scope: under what the conversation's calls are filed, where the caller knows it; calls
+            of another are denied. None believes the requests, which name it themselves.
 
     Returns:
         ``deferred_tool_results`` for the next run: approved, held and done calls as
@@ -91,8 +96,11 @@ def approvals_for(
         by_scope.setdefault(shown["scope"], []).append((call, shown))
     out: dict[str, Any] = {}
     waiting: list[dict[str, Any]] = []
-    for scope, items in by_scope.items():
-        session = _session_of(guard, scope)
+    for there, items in by_scope.items():
+        if scope is not None and there != scope:
+            out.update((call.tool_call_id, ToolDenied(_NOT_SHOWN)) for call, _ in items)
+            continue
+        session = _session_of(guard, there)
         if decisions is not None:
             _decide(session, guard, items, decisions, by)
         for call, shown in items:
@@ -150,7 +158,7 @@ def _takes_back(decisions: Any) -> bool:
 def _row(session: GuardSession, call: ToolCallPart, shown: Mapping[str, Any]) -> Any:
     """Return the row of a call, where it is the row of what was shown."""
     row = session.ledger.row(session.host.scope, shown["call_id"], follow=False)
-    if row is None or row.slot.tool != call.tool_name or not is_of(row, shown):
+    if row is None or row.slot.tool != call.tool_name or not is_of(row, shown.get("tool"), shown):
         return None
     return row
 
@@ -167,7 +175,7 @@ def _answer(
     ledger, now = session.ledger, session.now_ms()
     row = _row(session, call, shown)
     if row is None:
-        return ToolDenied(closing_text("tampered"))
+        return ToolDenied(_NOT_SHOWN)
     current = ledger.row(session.host.scope, row.id) or row
     if current.status == "proposed" and current.decide_by is not None and now > current.decide_by:
         closed = ledger.close(session.host.scope, [row.id], "expired", status="expired", now=now)

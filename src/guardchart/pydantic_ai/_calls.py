@@ -171,12 +171,12 @@ def shown_arguments(shown: Mapping[str, Any]) -> dict[str, Any]:
     return dict(found) if isinstance(found, Mapping) else {}
 
 
-def is_of(row: Any, shown: Mapping[str, Any]) -> bool:
-    """Whether a row is of what a person was shown: its digest, and the arguments themselves.
+def is_of(row: Any, name: Any, shown: Mapping[str, Any]) -> bool:
+    """Whether a row is of what a person was shown: the tool, the arguments and their digest.
 
     What is shown may have lain with somebody who changes it; the row is what would run.
     """
-    if row.digest != shown.get("digest"):
+    if row.slot.tool != name or row.digest != shown.get("digest"):
         return False
     try:
         return bool(digest(shown_arguments(shown)) == row.digest)

@@ -187,8 +187,7 @@ class StatechartGuard(AbstractCapability[AgentDepsT]):
         tools = Tools(
             side_effects=self._side_effects, timeout_s=self._timeout_s, max_output_chars=4000
         )
-        scope = self._scope(ctx) if callable(self._scope) else self._scope
-        session = _session(runner, scope if scope is not None else ctx.conversation_id or "")
+        session = _session(runner, self._filed_under(ctx))
         self._sessions[session.host.scope] = session
         self._sessions.move_to_end(session.host.scope)
         while len(self._sessions) > _MAX_SESSIONS:
@@ -202,6 +201,14 @@ class StatechartGuard(AbstractCapability[AgentDepsT]):
             run_id=ctx.run_id,
         )
         return made
+
+    def _filed_under(self, ctx: RunContext[AgentDepsT]) -> str:
+        scope = self._scope(ctx) if callable(self._scope) else self._scope
+        if scope is None:
+            scope = ctx.conversation_id
+        if not isinstance(scope, str) or not scope:
+            raise AgentConfigError("StatechartGuard: scope= must give a text that is not empty")
+        return scope
 
     async def before_run(self, ctx: RunContext[AgentDepsT]) -> None:
         """Refuse a wiring in which something could change a call behind this guard.

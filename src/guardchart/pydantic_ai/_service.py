@@ -416,6 +416,7 @@ def _requests(
         shown = {
             "scope": scope,
             "call_id": item.get("id") if isinstance(item.get("id"), str) else call.tool_call_id,
+            "tool": item.get("name"),
             "digest": item.get("digest"),
             "arguments": item.get("arguments"),
         }

@@ -198,7 +198,7 @@ class RunTurns:
     # After the calls of an answer
 
     def settle(self, parts: Sequence[Any]) -> None:
-        """Tell the chart what the framework decided by itself: refusals, and a host's denials."""
+        """Tell the chart what others decided: the framework's refusals, and a host's results."""
         for part in parts:
             if not isinstance(part, ToolReturnPart) or part.tool_call_id not in self._ids:
                 continue
@@ -211,8 +211,11 @@ class RunTurns:
                 self._host_denied(call, part)
             elif part.outcome == "failed" and call.id not in self._told:
                 self.deny(call, "invalid arguments")
-            elif part.outcome == "success" and self._external(part.tool_name):
-                self._leave(call, Fate("done"))
+            elif part.outcome == "success" and call.id not in self._told:
+                if self._external(part.tool_name):
+                    self._leave(call, Fate("done"))
+                else:
+                    self._host_answered(call, part)
 
     def _external(self, name: str) -> bool:
         known = self.tools.by_name.get(name)
@@ -221,23 +224,43 @@ class RunTurns:
     def _host_denied(self, call: ToolCall, part: ToolReturnPart) -> None:
         """A host denied a call: its row is closed, or its own word takes the denial's place."""
         scope, ledger = self.session.host.scope, self.session.ledger
-        row = ledger.row(scope, call.id, follow=False)
-        if row is not None and row.slot.tool == call.name:
+        row = self._row(call)
+        if row is not None and row.open:
             reason = part.content if isinstance(part.content, str) else None
-            if row.open:
-                no = {row.id: Decision("reject", reason=reason)}
-                try:
-                    ledger.decide(scope, no, "host", now=self.session.now_ms())
-                except LedgerError:
-                    ledger.close(scope, [row.id], "void", now=self.session.now_ms())
-            row = ledger.row(scope, row.id)
-            if row is not None and row.entered:
-                answer = answer_from_row(row, ledger=ledger, now=self.session.now_ms())
-                part.content = IN_DOUBT if answer is None else answer.text
-                done = answer is not None and answer.status == "done"
-                part.outcome = "success" if done else "failed"
-                return
+            no = {row.id: Decision("reject", reason=reason)}
+            try:
+                ledger.decide(scope, no, "host", now=self.session.now_ms())
+            except LedgerError:
+                ledger.close(scope, [row.id], "void", now=self.session.now_ms())
+            row = self._row(call)
+        if row is not None and row.entered:
+            self._say(row, part)
+            return
         self._leave(call, Fate("rejected", part.content if isinstance(part.content, str) else ""))
+
+    def _host_answered(self, call: ToolCall, part: ToolReturnPart) -> None:
+        """A host gave a result for a call that has a row: what counts is what became of that."""
+        row = self._row(call)
+        if row is None:
+            return
+        if row.open:
+            scope, now = self.session.host.scope, self.session.now_ms()
+            self.session.ledger.close(scope, [row.id], "void", now=now)
+            row = self._row(call)
+        self._say(row, part)
+        if not row.entered:
+            self._leave(call, Fate("void", str(part.content), row_id=row.id))
+
+    def _row(self, call: ToolCall) -> Any:
+        """Return the row that stands for a call of the open turn now; None without one."""
+        row = self.session.ledger.row(self.session.host.scope, call.id)
+        return row if row is not None and row.slot.tool == call.name else None
+
+    def _say(self, row: Any, part: ToolReturnPart) -> None:
+        """Let a row's word take the place of a host's."""
+        answer = answer_from_row(row, ledger=self.session.ledger, now=self.session.now_ms())
+        part.content = IN_DOUBT if answer is None else answer.text
+        part.outcome = "success" if answer is not None and answer.status == "done" else "failed"
 
     def close(self, messages: list[ModelMessage]) -> None:
         """Close what is open at an ordinary end, and answer it in the conversation."""

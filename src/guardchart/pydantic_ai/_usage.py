@@ -228,7 +228,7 @@ def _waiting(ledger: Any, scope: str, kept: Mapping[str, Any]) -> list[tuple[Any
             continue
         ident, other = item.get("id"), item.get("tool_call_id")
         row = ledger.row(scope, ident, follow=False) if isinstance(ident, str) else None
-        if row is not None and row.status == "proposed" and is_of(row, item):
+        if row is not None and row.status == "proposed" and is_of(row, item.get("name"), item):
             out.append((row, other if isinstance(other, str) else row.id))
     return out
 
