@@ -327,7 +327,8 @@ async def test_a_batch_under_way_that_was_edited_runs_nothing(durable: Loops, ed
     saved = await _under_way(durable, pay(id="c"), balance())
     edit(saved["context"]["pending_tool_calls"][0])
     other = await durable.start([say()], snapshot=saved, trusted=True)
-    assert other.state == "error" and other.error["kind"] in ("tampered", "tool_denied")
+    kind = "tool_denied" if edit is _unlisted else "tampered"
+    assert other.state == "error" and other.error["kind"] == kind
     assert durable.bank.entered == [] and len(other.results) == 2
 
 
@@ -512,14 +513,15 @@ async def test_a_ledger_that_fails_for_ever_runs_at_most_what_it_claimed(
     for _ in range(3):
         if loop.state == "awaiting_human":
             receipt = await loop.approve()
-            assert receipt.status == "taken" or receipt.reason
+            assert receipt.denied == (verb in ("slot_row", "decide"))
     if verb in ("propose_batch", "claim"):
         assert durable.bank.paid == []
-        assert loop.state in ("done", "error")
+        assert loop.error == {"kind": "retries", "message": "retries exhausted"}
     elif verb in ("slot_row", "decide"):
         assert durable.bank.paid == [] and loop.state == "awaiting_human"
     else:
-        assert len(durable.bank.paid) >= 1 and all("in doubt" in each for each in loop.results)
+        assert len(durable.bank.paid) == 3 and loop.state == "done"
+        assert ["in doubt" in each for each in loop.results] == [True] * 3
 
 
 async def test_a_failing_proposal_still_costs_its_tokens(loops: Loops) -> None:
@@ -535,8 +537,8 @@ async def test_results_of_a_batch_survive_a_ledger_that_fails_in_it(durable: Loo
     failing = Wrapped(durable.ledger, "claim", StoreError("disk full"))
     loop = await durable.parked(balance(), pay(), ledger=failing)
     await loop.approve()
-    assert loop.results[0] == "a1: 12 EUR" and durable.bank.paid == []
-    assert "error" in loop.results[1] or "not run" in loop.results[1]
+    assert loop.results == ["a1: 12 EUR", "not run: another call of this turn failed"]
+    assert durable.bank.paid == []
 
 
 # --- another process ---------------------------------------------------------------------------
@@ -628,7 +630,9 @@ async def test_a_double_click_enters_once(durable: Loops) -> None:
         await loop.interp.idle()
     else:
         first, second = loop.interp.send(yes), loop.interp.send(yes)
-    assert first.status == "taken" and second.status in ("denied", "dropped")
+    # The sync engine is done by then, the async one runs the call.
+    assert first.status == "taken"
+    assert second.status == ("denied" if durable.is_async else "dropped")
     assert len(durable.bank.paid) == 1 and loop.state == "done"
 
 

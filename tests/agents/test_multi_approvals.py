@@ -363,10 +363,11 @@ async def test_a_rejection_without_a_name_is_for_the_machine_it_is_sent_to(engin
     await desk.start()
     await desk.send("START", prompt="go")
     await desk.send("ASK", task="go, too")
-    _, below = desk.pending
+    own, below = desk.pending
     await desk.send("HUMAN_REJECTED", reason="no")
-    assert desk.pending == [] or desk.pending == [below]
-    assert till.paid == []
+    rows = [desk.ledger.row("desk-1", each["id"]) for each in (own, below)]
+    assert [(row.status, row.reason) for row in rows] == [("rejected", "no"), ("proposed", None)]
+    assert desk.context["result"] == "Own." and desk.pending == [] and till.paid == []
     desk.stop()
 
 

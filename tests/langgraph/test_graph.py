@@ -671,8 +671,9 @@ def test_an_edited_call_is_refused_without_a_seal_too() -> None:
     state = graph.get_state(thread()).values["xsm"]
     state["context"]["pending_tool_calls"][0]["arguments"]["amount_cents"] = 99
     graph.update_state(thread(), {"xsm": state, "event": approval_event(asked["calls"])})
-    graph.invoke({"event": approval_event(asked["calls"])}, thread())
-    assert refunds.done in ([], [(7, 500)])
+    out = graph.invoke({"event": approval_event(asked["calls"])}, thread())
+    assert refunds.done == [] and out["xsm"]["receipt"]["denied"]
+    assert out["xsm"]["context"]["error"]["kind"] == "tampered"
 
 
 def test_a_hostile_snapshot_is_one_error() -> None:
