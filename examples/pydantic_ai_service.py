@@ -16,7 +16,7 @@ from pydantic_ai.usage import RequestUsage
 
 from guardchart import Interpreter, MachineLogic, create_machine
 from guardchart.gate import approval_event
-from guardchart.pydantic_ai import pydantic_ai_service, usage_logic
+from guardchart.pydantic_ai import pending_approval, pydantic_ai_service, usage_logic
 
 CHART: dict[str, Any] = {
     "id": "ticket",
@@ -69,7 +69,7 @@ async def main() -> None:
     logic = MachineLogic(services={"desk": service}).merge(usage_logic())
     ticket = await Interpreter(create_machine(CHART, logic), scope="ticket-7").start()
     await ticket.idle()
-    pending = ticket.context["paused_agent"]["deferred"]
+    pending = pending_approval(ticket.context["paused_agent"])
     print("waiting:", sorted(ticket.current_state_ids), pending[0]["arguments"])
 
     wrong = {"type": "HUMAN_APPROVED", "call_ids": ["c1"], "digests": {"c1": "0" * 64}}

@@ -22,7 +22,7 @@ from guardchart.agents import budget_guards
 from guardchart.errors import AgentConfigError, NotSupportedError
 from guardchart.gate import approval_event
 from guardchart.persistence import InMemoryLedger
-from guardchart.pydantic_ai import pydantic_ai_service, usage_logic
+from guardchart.pydantic_ai import pending_approval, pydantic_ai_service, usage_logic
 from tests.pydantic_ai.agents import Script, call
 
 COUNTERS = {"tokens_in": 0, "tokens_out": 0, "turns": 0}
@@ -550,6 +550,22 @@ async def test_an_approval_from_outside_resumes_the_run_and_the_call_runs_once()
     context = await asking.until("answered")
     assert did == [("refund", 7)] and context["result"] == "done"
     assert context["paused_agent"] is None
+
+
+async def test_two_calls_of_one_answer_are_asked_about_and_run_one_after_the_other() -> None:
+    did: list[Any] = []
+    both = [call("refund", {"order": 7}), call("refund", {"order": 8}, "c2")]
+    asking = Asking(desk(did, both, "done"))
+    interpreter = await asking.start()
+    for order, known in ((7, 2), (8, 1)):
+        context = await asking.until("waiting")
+        pending = pending_approval(context["paused_agent"])
+        assert len(context["paused_agent"]["deferred"]) == known
+        assert [each["arguments"] for each in pending] == [{"order": order}]
+        await interpreter.send(approval_event(pending, by="ann"), wait=True)
+        await interpreter.idle()
+    context = await asking.until("answered")
+    assert did == [("refund", 7), ("refund", 8)] and context["result"] == "done"
 
 
 async def test_a_wrong_approval_is_denied_and_the_chart_stays() -> None:

@@ -30,16 +30,20 @@ def _shown(requests: DeferredToolRequests, call: ToolCallPart) -> Mapping[str, A
     return shown if isinstance(shown.get("call_id"), str) else None
 
 
-def pending_approval(requests: DeferredToolRequests) -> list[dict[str, Any]]:
+def pending_approval(requests: DeferredToolRequests | Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return what a reviewer is asked about: ``{id, tool_call_id, name, arguments, digest}``.
 
     Args:
-        requests: the output of a run that paused, or what became of it in JSON.
+        requests: the output of a run that paused, read again where it was kept in JSON; or what
+            a chart keeps of a paused service, ``context["paused_agent"]``.
 
     Returns:
         One item for each call that needs a decision; held calls and those that another part of
         the application deferred are not among them.
     """
+    if isinstance(requests, Mapping):
+        asked = [each for each in requests.get("deferred") or () if isinstance(each, Mapping)]
+        return [dict(each) for each in asked if not (each.get("held") or each.get("external"))]
     out = []
     for call in requests.approvals:
         shown = _shown(requests, call)
