@@ -211,8 +211,6 @@ def _before(
     Returns:
         The call that would run, the row that stands for it, and the answer where there is one.
     """
-    if row is None:
-        return call, None, None
     current = follow(ledger, row)
     tool = facts.registry.get(call.name) if type(call.name) is str else None
     if not _same_call(call, tool, (row, current)):
@@ -245,14 +243,19 @@ class _Attempt:
         self.owner = owner
         self.now = now
         self.at = read_now(now)
-        self.call, self.row, self.answer = _before(call, self._facts(), ledger, row, self.at)
+        self.call, self.row, self.answer = call, row, None
+        if row is not None:
+            facts = self._facts()
+            self.call, self.row, self.answer = _before(call, facts, ledger, row, self.at)
         self.checked: Checked | None = None
 
     def _facts(self) -> Facts:
         return self.look() if callable(self.look) else self.look
 
     def check(self) -> Checked:
-        facts = replace(self._facts(), row=self.row, now=self.at, proposing=False)
+        facts = self._facts()
+        if self.row is not None or facts.row is not None or facts.proposing:
+            facts = replace(facts, row=self.row, now=self.at, proposing=False)
         self.max_output_chars = facts.registry.max_output_chars
         self.checked = _check.check(self.call, facts)
         return self.checked

@@ -87,7 +87,9 @@ def turn_facts(
     now: int = 0,
 ) -> Facts:
     """Return the facts that the calls of one turn share; a row is added for each call."""
-    counts = Counter(call.id for call in calls if type(call.id) is str)
+    counts: Mapping[str, int] = {}
+    if len(calls) > 1:
+        counts = Counter(call.id for call in calls if type(call.id) is str)
     return Facts(
         registry=registry,
         allowed=as_allowed(allowed),

@@ -7,7 +7,6 @@ in one of them holds for all.
 from __future__ import annotations
 
 import asyncio
-import copy
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -102,7 +101,8 @@ class PolicyChart(_Chart):
 
         The two share what was read of the machine, which does not change.
         """
-        other = copy.copy(self)
+        other = PolicyChart.__new__(PolicyChart)
+        other.__dict__.update(self.__dict__)
         other._fresh()
         other.snapshot = snapshot
         return other

@@ -84,6 +84,21 @@ class StoredSession(GuardSession):
             self._spent.update(call.id for call in calls if type(call.id) is str)
             return self.turn()
 
+    def rowless(self, call: ToolCall) -> bool:
+        """Return whether the call's tool is one that runs without a row, if it may run."""
+        tool = self.registry.get(call.name)
+        return tool is not None and not tool.side_effect and not tool.requires_approval
+
+    def take(self, call: ToolCall) -> None:
+        """Open a turn of one stored call that has no row and is `rowless`.
+
+        There is nothing to look up, and nothing is judged yet: that is done when it is entered.
+        """
+        with self._lock:
+            self._open()
+            self._keep([Verdict(call, True)], [None])
+            self._spend([call])
+
     def judge(self, calls: Sequence[ToolCall]) -> list[Proposed]:
         """Open a turn that nobody proposed: judged as of now, no row filed or looked up."""
         with self._lock:

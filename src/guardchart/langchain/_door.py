@@ -257,7 +257,14 @@ class Door:
             SnapshotError: The stored snapshot is not one of this chart.
             AgentConfigError: A durable ledger or a seal, and no thread to file calls under.
         """
-        ledger = self.ledger()
+        return self._opened(self.ledger(), state, runtime)
+
+    async def aopen(self, state: Any, runtime: Any) -> Opened:
+        """Do what `open` does, from a running loop."""
+        ledger = await self.aledger()
+        return await in_thread(ledger, lambda: self._opened(ledger, state, runtime))
+
+    def _opened(self, ledger: Any, state: Any, runtime: Any) -> Opened:
         scope = self._scope_of(state, runtime)
         if scope is None and (ledger.durable or self.seal is not None):
             raise AgentConfigError(
@@ -287,10 +294,6 @@ class Door:
             scope,
             bool(events),
         )
-
-    async def aopen(self, state: Any, runtime: Any) -> Opened:
-        """Do what `open` does, from a running loop."""
-        return await in_thread(await self.aledger(), lambda: self.open(state, runtime))
 
     def written(
         self, opened: Opened, notes: Sequence[Note] = (), message_id: str | None = None

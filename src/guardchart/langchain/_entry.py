@@ -92,6 +92,8 @@ class Entry:
             self._refusal = REPLACED
         elif note is not None and note.get("denied"):
             self._refusal = str(note["denied"])
+        elif note is not None and note.get("row") is None and self.session.rowless(call):
+            self.session.take(call)
         elif note is not None:
             (item,) = self.session.restore([call], row_ids=[note.get("row")])
             if item.status == "denied":
