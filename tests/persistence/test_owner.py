@@ -15,6 +15,17 @@ def test_the_name_of_this_process_is_stable_and_alive():
     assert owner_alive(owner_id())
 
 
+def test_the_name_is_known_before_the_first_claim_which_may_be_made_on_an_event_loop():
+    script = (
+        "import os, guardchart.persistence as p\n"
+        "def blocks(*a, **k): raise SystemExit('reads a file')\n"
+        "os.readlink = blocks\n"
+        "print(p.owner_id())"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_an_ended_process_is_not_alive():
     script = "from guardchart.persistence import owner_id; print(owner_id())"
     ended = subprocess.run(

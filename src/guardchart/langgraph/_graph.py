@@ -6,13 +6,14 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypedDict, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_type_hints
 
 from langgraph.channels.base import BaseChannel
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph.message import add_messages
 from langgraph.types import RetryPolicy
 from pydantic import BaseModel
+from typing_extensions import TypedDict  # before 3.12 pydantic makes no JSON schema of typing's
 
 from guardchart.agents import validate_agent_chart
 from guardchart.agents._sources import with_sources

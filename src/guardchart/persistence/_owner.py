@@ -71,3 +71,8 @@ def _start_time(pid: int) -> str | None:
             return file.read().rpartition(")")[2].split()[19]
     except (OSError, IndexError):
         return None
+
+
+# Read when it is imported: a first claim may be made on an event loop, which is not to wait for
+# a file, and which a server in development refuses to do.
+owner_id()

@@ -1,0 +1,1 @@
+"""An app that ``langgraph dev`` serves; see README.md."""
