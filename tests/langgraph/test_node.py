@@ -409,18 +409,19 @@ async def test_every_service_of_a_chain_has_the_context_variables(
 @pytest.mark.parametrize("kind", ["sync", "async"])
 async def test_deadlines_hold_while_a_service_hangs(kind: str) -> None:
     hold = threading.Event()
+    ended: list[bool] = []
 
     def hangs(scope: Any, context: Any, event: Any) -> None:
-        hold.wait(20)
+        ended.append(hold.wait(20))
 
     app = compiled(caller(hangs, limit=50))
-    begun = time.monotonic()
     if kind == "sync":
         out = app.invoke({"event": "GO"}, thread())
     else:
         out = await app.ainvoke({"event": "GO"}, thread())
+    assert ended == []
     hold.set()
-    assert out["xsm"]["value"] == "late" and time.monotonic() - begun < 5
+    assert out["xsm"]["value"] == "late"
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])

@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -263,10 +262,11 @@ async def test_a_model_that_always_fails_ends_the_turn_and_not_the_thread(kind: 
 @BOTH
 async def test_a_hung_tool_is_given_up_in_time_and_the_turn_goes_on(kind: str) -> None:
     hold = threading.Event()
+    ended: list[bool] = []
 
     def slow() -> str:
         """Take for ever."""
-        hold.wait(30)
+        ended.append(hold.wait(30))
         return "late"
 
     node = statechart_node(
@@ -278,10 +278,9 @@ async def test_a_hung_tool_is_given_up_in_time_and_the_turn_goes_on(kind: str) -
         ),
         event_from_state=from_event,
     )
-    begun = time.monotonic()
     out = await run(kind, compiled(node), {"event": start()}, thread())
+    assert ended == []
     hold.set()
-    assert time.monotonic() - begun < 10
     assert out["xsm"]["state_ids"] == DONE and out["xsm"]["context"]["result"] == "No luck."
 
 

@@ -158,6 +158,7 @@ async def test_moving_the_clock_drains_tasks_and_threads(rig: Rig, depth: int) -
 
 async def test_a_hanging_service_does_not_hold_the_clock() -> None:
     release = threading.Event()
+    ended: list[bool] = []
     clock = SimulatedClock()
     chart = {
         "id": "w",
@@ -165,12 +166,13 @@ async def test_a_hanging_service_does_not_hold_the_clock() -> None:
         "states": {"a": {"invoke": {"src": "hang"}, "after": {"5000": "b"}}, "b": {}},
     }
     live = Interpreter(
-        create_machine(chart, MachineLogic(services={"hang": lambda i: release.wait(10)})),
+        create_machine(
+            chart, MachineLogic(services={"hang": lambda i: ended.append(release.wait(10))})
+        ),
         clock=clock,
     ).start()
-    started = time.monotonic()
     await clock.increment(5000)
-    assert live.current_state_ids == {"w.b"} and time.monotonic() - started < 2
+    assert live.current_state_ids == {"w.b"} and ended == []
     live.stop()
     release.set()
 
@@ -439,9 +441,9 @@ async def test_a_waiting_child_does_not_keep_its_parent_busy(rig: Rig) -> None:
     )
     chart = {"id": "m", "initial": "a", "states": {"a": {"invoke": {"src": "kid"}}}}
     live = await rig.start(chart, MachineLogic(services={"kid": child}))
-    started = time.monotonic()
+    due = live.next_due()
     await rig.settle(live, 30.0)
-    assert time.monotonic() - started < 2
+    assert due is not None and live.next_due() == due
 
 
 def test_stop_from_another_thread_ends_a_sleeping_settle() -> None:
@@ -450,7 +452,7 @@ def test_stop_from_another_thread_ends_a_sleeping_settle() -> None:
     stopper.start()
     started = time.monotonic()
     live.settle(30.0)
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 20  # when its own deadline would have come
     stopper.join()
 
 
@@ -462,7 +464,7 @@ def test_a_sleeping_settle_takes_events_of_other_threads() -> None:
     started = time.monotonic()
     live.settle(30.0)
     sender.join()
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 20  # when its own deadline would have come
     assert receipts[0].status == "taken" and live.current_state_ids == {"w.c"}
 
 

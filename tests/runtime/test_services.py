@@ -188,14 +188,14 @@ def test_allow_async_cancels_the_task_when_its_deadline_fires() -> None:
     async def svc(input: Any) -> None:
         try:
             await asyncio.sleep(30)
+            ended.append("late")
         except asyncio.CancelledError:
             ended.append("cancelled")
             raise
 
     live = SyncInterpreter(create_machine(caller(20), logic(svc)), allow_async=True).start()
-    started = time.monotonic()
     live.send("GO")
-    assert live.current_state_ids == {"m.late"} and time.monotonic() - started < 5
+    assert live.current_state_ids == {"m.late"} and "late" not in ended
     deadline = time.monotonic() + 5
     while not ended:
         assert time.monotonic() < deadline
@@ -300,10 +300,10 @@ def test_without_a_deadline_the_sync_engine_stays_in_the_callers_thread() -> Non
 
 async def test_a_hung_service_is_abandoned_when_its_states_deadline_fires(rig: Rig) -> None:
     release = threading.Event()
-    live = await rig.start(caller(30), logic(lambda input: release.wait(20)))
-    started = time.monotonic()
+    ended: list[bool] = []
+    live = await rig.start(caller(30), logic(lambda input: ended.append(release.wait(20))))
     await rig.send(live, "GO")
-    assert live.current_state_ids == {"m.late"} and time.monotonic() - started < 3
+    assert live.current_state_ids == {"m.late"} and ended == []
     # Its completion, when it comes at last, is dropped.
     release.set()
     await asyncio.sleep(0.02)
@@ -312,14 +312,14 @@ async def test_a_hung_service_is_abandoned_when_its_states_deadline_fires(rig: R
 
 async def test_a_hung_service_of_a_child_is_abandoned_at_the_parents_deadline(rig: Rig) -> None:
     release = threading.Event()
+    ended: list[bool] = []
     child = create_machine(
         {"id": "k", "initial": "a", "states": {"a": {"invoke": {"src": "hang"}}}},
-        MachineLogic(services={"hang": lambda input: release.wait(20)}),
+        MachineLogic(services={"hang": lambda input: ended.append(release.wait(20))}),
     )
     live = await rig.start(caller(30), logic(child))
-    started = time.monotonic()
     await rig.send(live, "GO")
-    assert live.current_state_ids == {"m.late"} and time.monotonic() - started < 3
+    assert live.current_state_ids == {"m.late"} and ended == []
     assert live.actors == {}
     release.set()
 
@@ -375,7 +375,7 @@ async def test_entering_the_state_again_starts_a_new_run_and_drops_the_old_ones_
         time.sleep(0.02)
         return "new"
 
-    live = await rig.start(caller(30), logic(svc))
+    live = await rig.start(caller(300), logic(svc))
     await rig.send(live, "GO")
     await rig.send(live, "BACK")
     assert live.context["got"] == "new" and live.current_state_ids == {"m.good"}
