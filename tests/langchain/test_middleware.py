@@ -130,6 +130,16 @@ def test_a_middleware_that_never_asks_refuses_just_the_same_and_needs_no_node(
     assert "StatechartMiddleware.after_model" in asking
 
 
+def test_a_middleware_whose_chart_hears_of_no_tool_needs_no_node_at_the_end() -> None:
+    def nodes(**options: Any) -> set[str]:
+        return {each for each in Agent(["hi"], **options).app.get_graph().nodes if "." in each}
+
+    assert nodes(side_effects=()) == {"StatechartMiddleware.before_agent"}
+    for event in ("tool.done.refund", "tool.failed.*", "*"):
+        machine = chart("lookup", on={event: {"actions": []}})
+        assert "StatechartMiddleware.after_agent" in nodes(machine=machine)
+
+
 def test_a_subclass_of_the_middleware_stays_what_it_is() -> None:
     class Mine(StatechartMiddleware):
         """Somebody's own."""

@@ -64,6 +64,12 @@ class _Chart:
         """Return whether some state names an event, exactly or by a wildcard."""
         return event_type in self._exact or event_type.startswith(self._prefixes)
 
+    def hears_tools(self) -> bool:
+        """Return whether some state names any outcome event of any tool."""
+        if any(key.startswith("tool.") for key in self._exact):
+            return True
+        return any(key.startswith("tool.") or "tool.".startswith(key) for key in self._prefixes)
+
     def knows(self, scope: str, row_id: str, status: str) -> bool:
         """Return whether the chart was told how a call ended, and note that it is now."""
         key = (scope, row_id, status)

@@ -223,6 +223,10 @@ class Door:
         """Whether any call can come to need a person."""
         return any(tool.side_effect or tool.requires_approval for tool in self.registry)
 
+    def may_move(self) -> bool:
+        """Whether the outcome of any call can move the chart."""
+        return self._chart.hears_tools()
+
     # State
 
     def _ms(self) -> float:

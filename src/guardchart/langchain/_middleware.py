@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Annotated, Any, Final, NotRequired
 
@@ -140,9 +141,16 @@ class StatechartMiddleware(AgentMiddleware[Any, Any, Any]):
             now=now,
         )
         self.tools: list[BaseTool] = list(self._door.tools.values())
-        if type(self) is StatechartMiddleware and not self._door.may_ask():
-            # LangChain asks the class whether there is a hook, and makes a node of it if there is.
-            self.__class__ = _Unasking
+        self._has_question = True
+        if type(self) is StatechartMiddleware:
+            idle: list[str] = []
+            if not self._door.may_ask():
+                self._has_question = False
+                idle += ["after_model", "aafter_model"]
+            if not self._door.may_move():
+                idle += ["after_agent", "aafter_agent"]
+            if idle:
+                self.__class__ = _lacking(*idle)
 
     @property
     def name(self) -> str:
@@ -265,7 +273,7 @@ class StatechartMiddleware(AgentMiddleware[Any, Any, Any]):
             opened.session.send("output.denied", id=ident, reason=NOT_NOW)
         if withheld:
             response = _without(response, withheld)
-        if isinstance(self, _Unasking):
+        if not self._has_question:
             response = _answered(response, message, notes)
         if opened.session.snapshot is before and not notes and not opened.folded:
             return response
@@ -362,11 +370,15 @@ class StatechartMiddleware(AgentMiddleware[Any, Any, Any]):
         return update
 
 
-class _Unasking(StatechartMiddleware):
-    """One that never asks: what is refused gets its result at once, and a turn needs no node."""
+@functools.cache
+def _lacking(*hooks: str) -> type[StatechartMiddleware]:
+    """Return the class without hooks that would never have work.
 
-    after_model = AgentMiddleware.after_model
-    aafter_model = AgentMiddleware.aafter_model
+    LangChain asks the class whether there is a hook, and makes a node of it if there is: a step
+    and a checkpoint of each turn, or of each run.
+    """
+    left_out = {name: getattr(AgentMiddleware, name) for name in hooks}
+    return type("StatechartMiddleware", (StatechartMiddleware,), left_out)
 
 
 def _answered(
@@ -374,6 +386,8 @@ def _answered(
 ) -> ModelResponse[Any]:
     """The response, with a result for each call that was refused."""
     refused = {note["id"]: str(note["denied"]) for note in notes if note.get("denied")}
+    if not refused:
+        return response
     results = [
         refusal_message(
             shown_name(call.name), call.id, refusal_text(shown_name(call.name), refused[call.id])
@@ -381,8 +395,6 @@ def _answered(
         for call in calls_of(message)
         if call.id in refused
     ]
-    if not results:
-        return response
     return ModelResponse([*response.result, *results], response.structured_response)
 
 
