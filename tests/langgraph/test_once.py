@@ -1,12 +1,14 @@
 """Once means once: each fault on each saver, durability and host, with a ledger and without.
 
-``once/faults.py`` is the matrix. `make test` runs each fault on each saver's column at least
-once, `make slow` every cell there is; ``pytest tests/langgraph -v`` prints what was counted.
+``once/faults.py`` is the matrix. `make test` runs each fault and each saver, `make slow` every
+cell there is; ``pytest tests/langgraph -v`` prints what was counted.
 """
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,6 +34,8 @@ from tests.langgraph.once.table import PROPERTY, cell_property, counted, lines
 KILLED_TIMEOUT_S = 1.0
 """A claim whose process died is in doubt once the tool's timeout has passed."""
 
+MOST_CALLS = 100
+
 
 class Cell(NamedTuple):
     fault: str
@@ -54,24 +58,20 @@ class Cell(NamedTuple):
 
 
 def cells() -> Iterator[Any]:
-    """Every cell. Fast are each fault in memory, and each on one durable saver in turn."""
+    """Every cell. Fast are each fault in memory on each host, and on one durable saver in turn."""
     durable = [name for name, kind in SAVERS.items() if kind.durable]
+    hosts = list(HOSTS)
     for row, fault in enumerate(FAULTS):
-        for saver in SAVERS:
-            for column, host in enumerate(HOSTS):
-                in_turn = saver == durable[(row + 2 * column) % len(durable)]
-                for number, durability in enumerate(DURABILITIES):
-                    cell = Cell(fault, saver, host, durability)
-                    chosen = number == (row + column) % len(DURABILITIES)
-                    if not cell.exists():
-                        continue
-                    fast = (in_turn and (chosen or not FAULTS[fault].on_exit)) or (
-                        not cell.kind.durable and durability == "async"
-                    )
-                    marks = [] if fast else [pytest.mark.slow]
-                    if cell.kind.on_postgres:
-                        marks.append(pytest.mark.needs_postgres)
-                    yield pytest.param(cell, id=str(cell), marks=marks)
+        in_turn = Cell(fault, durable[row % 4], hosts[row % 3], DURABILITIES[row % 2])
+        for saver, host, durability in product(SAVERS, hosts, DURABILITIES):
+            cell = Cell(fault, saver, host, durability)
+            if not cell.exists():
+                continue
+            fast = cell == in_turn or (saver == "InMemory" and durability == "async")
+            marks = [] if fast else [pytest.mark.slow]
+            if cell.kind.on_postgres:
+                marks.append(pytest.mark.needs_postgres)
+            yield pytest.param(cell, id=str(cell), marks=marks)
 
 
 @pytest.fixture(scope="module")
@@ -141,6 +141,43 @@ async def test_without_a_ledger_the_effect_is_entered_again_where_only_a_ledger_
             assert len(host.entries) > max(fault.entries)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("doing", ["start", "approve"])
+@pytest.mark.parametrize("durability", DURABILITIES)
+@pytest.mark.parametrize("name", HOSTS)
+@pytest.mark.parametrize(
+    "saver", ["Sqlite", pytest.param("AsyncPostgres", marks=pytest.mark.needs_postgres)]
+)
+async def test_a_process_killed_at_any_call_of_saver_ledger_or_tool_leaves_one_entry_or_a_doubt(
+    saver: str,
+    name: str,
+    durability: str,
+    doing: str,
+    tmp_path: Path,
+    lives: Lives,
+    request: pytest.FixtureRequest,
+) -> None:
+    dsn = request.getfixturevalue("dsn") if SAVERS[saver].on_postgres else ""
+    place = Place(str(tmp_path), dsn)
+    for call in range(1, MOST_CALLS):
+        async with opened(saver, name, durability, place, True, timeout_s=0.3) as host:
+            if doing == "approve":
+                await host.park()
+            code = await lives.live(host, doing, str(call))
+            if code == 0:
+                assert call > 4
+                return
+            assert code == -signal.SIGKILL
+            told = [await host.recover(), await host.look()]
+            entered = len(host.entries)
+            for each in told:
+                assert each.what == ("in doubt" if "in doubt" in each.text else "done"), call
+                assert entered == 1 or (each.what == "in doubt" and entered == 0), call
+            await host.next_turn()
+            assert len(host.entries) == entered
+    raise AssertionError("a life has more calls than were tried")
+
+
 @pytest.mark.parametrize("way", ["again", "reject", "new input"])
 @pytest.mark.parametrize("name", HOSTS)
 async def test_a_thread_that_shows_a_call_closed_elsewhere_refuses_it_and_has_ways_out(
@@ -173,19 +210,22 @@ def test_the_matrix_is_printed_from_the_reports_of_the_cells_that_ran() -> None:
     def report(*cell: Any) -> Report:
         return Report([(PROPERTY, cell_property(*cell))])
 
-    fork, kill = "fork before the gate", "kill after record"
+    fork, race, kill = "fork before the gate", "reject before the claim", "kill after record"
     reports = [
         report(fork, "InMemory", "node", "async", True, 1),
         report(fork, "InMemory", "node", "async", False, 2),
         report(kill, "AsyncPostgres", "graph", "sync", True, 1),
         report(kill, "AsyncPostgres", "graph", "exit", True, 1),
         report(kill, "AsyncPostgres", "graph", "exit", False, 3),
+        report(race, "InMemory", "node", "sync", True, 0),
+        report(race, "InMemory", "node", "exit", True, 1),
         Report([("other", "x")]),
         Report([(PROPERTY, cell_property(fork, "Sqlite", "node", "async", True, 9))], "teardown"),
     ]
     assert list(lines(counted(reports)))[:-1] == [
-        "                       InMemory   AsyncPostgres",
-        "                       node       graph",
-        "fork before the gate   1/2        .",
-        "kill after record      -          s:1/. e:1/3",
+        "                          InMemory   AsyncPostgres",
+        "                          node       graph",
+        "fork before the gate      1/2        .",
+        "reject before the claim   0-1/.      .",
+        "kill after record         -          s:1/. e:1/3",
     ]

@@ -1,4 +1,4 @@
-"""A conversation on one saver, in one of the two hosts, with one side effect to count.
+"""A conversation on one saver, in one of the hosts, with one side effect to count.
 
 Everything is awaited: what a sync saver serves runs on a thread, so that a fault is written once.
 """
@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 from unittest import mock
 
 from langchain_core.callbacks import BaseCallbackHandler
@@ -39,8 +39,8 @@ from guardchart.langgraph import (
     statechart_node,
 )
 from tests.agents.test_window import assert_accepted
-from tests.langgraph.graphs import State, from_event, loop_chart, start
-from tests.langgraph.once.ledgers import Forgets, Kills, Meets, die
+from tests.langgraph.graphs import State, from_event, loop_chart, loop_router, start
+from tests.langgraph.once.ledgers import Countdown, Forgets, Kills, Meets, die
 
 CENTS = 500
 DURABILITIES = ("sync", "async", "exit")
@@ -198,6 +198,7 @@ class Host:
         effect_s: How long the effect takes.
         human_timeout_s: How long a person may think.
         kill: ``"effect"``: the process dies right after the effect.
+        countdown: Ends when the process is to die.
         thread: The thread's id.
     """
 
@@ -211,9 +212,10 @@ class Host:
     effect_s: float = 0.0
     human_timeout_s: float = 60.0
     kill: str = ""
+    countdown: Countdown = field(default_factory=lambda: Countdown(0))
     thread: str = field(default_factory=lambda: uuid.uuid4().hex)
     sample: Sample = field(default_factory=Sample)
-    die_elsewhere: Callable[[Host, str], Awaitable[None]] | None = None
+    die_elsewhere: Callable[[Host, str, str], Awaitable[None]] | None = None
 
     name: ClassVar[str]
     task: ClassVar[str]
@@ -235,12 +237,14 @@ class Host:
     def logic(self) -> Any:
         def refund(order_id: int, amount_cents: int) -> str:
             """Refund an order."""
+            self.countdown.point()
             with self.place.log.open("a") as log:
                 log.write(f"{self.thread} {amount_cents}\n")
                 log.flush()
                 os.fsync(log.fileno())
             if self.kill == "effect":
                 die()
+            self.countdown.point()
             time.sleep(self.effect_s)
             return f"refunded {amount_cents}"
 
@@ -351,7 +355,7 @@ class Host:
     async def killed(self, doing: str, point: str) -> None:
         """Have another process call the graph, and die right after ``point``."""
         assert self.die_elsewhere is not None
-        await self.die_elsewhere(self, f"{doing} {point}")
+        await self.die_elsewhere(self, doing, point)
 
     # The thread
 
@@ -406,6 +410,7 @@ class NodeHost(Host):
 
     name = "node"
     task = "agent"
+    on_wait: ClassVar[Literal["rest", "interrupt"]] = "rest"
 
     def graph(self) -> Any:
         node = statechart_node(
@@ -414,11 +419,13 @@ class NodeHost(Host):
             event_from_state=from_event,
             event_key="event",
             ledger=self.ledger,
+            on_wait=self.on_wait,
         )
         graph = StateGraph(State)
         graph.add_node("agent", node, retry_policy=self.retried)
         graph.add_edge(START, "agent")
-        graph.add_edge("agent", END)
+        waits = "agent" if self.on_wait == "interrupt" else END
+        graph.add_conditional_edges("agent", loop_router(awaiting_human=waits))
         return graph.compile(checkpointer=self.saver)
 
     def decided(self, item: Mapping[str, Any], decision: str) -> Any:
@@ -427,6 +434,16 @@ class NodeHost(Host):
     async def pending(self) -> list[Any]:
         xsm = (await self.state()).values.get("xsm")
         return [] if xsm is None else pending_of(xsm)
+
+
+class AskingHost(NodeHost):
+    """The node asks by ``interrupt()``; answers resume it."""
+
+    name = "asks"
+    on_wait = "interrupt"
+
+    def decided(self, item: Mapping[str, Any], decision: str) -> Any:
+        return Command(resume=decisions_event([_decision(item, decision)]))
 
 
 class GraphHost(Host):
@@ -453,7 +470,7 @@ class GraphHost(Host):
         return await asyncio.to_thread(pending_approval, self.graph(), self.config())
 
 
-HOSTS: dict[str, type[Host]] = {host.name: host for host in (NodeHost, GraphHost)}
+HOSTS: dict[str, type[Host]] = {host.name: host for host in (NodeHost, AskingHost, GraphHost)}
 
 
 @asynccontextmanager
@@ -466,7 +483,11 @@ async def opened(
     kill: str = "",
     **more: Any,
 ) -> AsyncIterator[Host]:
-    """Open a host on its saver; with a ledger, or with one that forgets every entry."""
+    """Open a host on its saver; with a ledger, or with one that forgets every entry.
+
+    ``kill`` is a verb of the ledger after which the process dies, ``"effect"``, or the number of
+    a call of ledger, saver or effect.
+    """
     kind = SAVERS[saver]
     async with contextlib.AsyncExitStack() as stack:
         made = kind.open(place)
@@ -483,10 +504,22 @@ async def opened(
         if kind.durable:
             stack.callback(real.disconnect)
         used: Any = real if remembers else Forgets(real)
-        if kill and kill != "effect":
+        countdown = Countdown(int(kill) if kill.isdigit() else 0)
+        if kill.isdigit():
+            countdown.around(used, Countdown.WRITES)
+            countdown.around(opened, Countdown.SAVES)
+        elif kill and kill != "effect":
             used = Kills(used, kill)
         yield HOSTS[host](
-            kind, place, opened, Meets(used), remembers, durability, kill=kill, **more
+            kind,
+            place,
+            opened,
+            Meets(used),
+            remembers,
+            durability,
+            kill=kill,
+            countdown=countdown,
+            **more,
         )
 
 

@@ -1,8 +1,9 @@
-"""Ledgers with something done to them: one that forgets, one that waits, one that kills."""
+"""Ledgers with something done to them: some forget, some wait, some kill their process."""
 
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import signal
 import threading
@@ -133,3 +134,41 @@ class Kills(Around):
             return result
 
         return verb
+
+
+class Countdown:
+    """Counts calls, and kills its process before or after one of them."""
+
+    WRITES = ("propose_batch", "adopt", "decide", "close", "claim", "record", "release")
+    SAVES = ("put", "put_writes", "aput", "aput_writes")
+
+    def __init__(self, left: int) -> None:
+        self._left = left
+        self._lock = threading.Lock()
+
+    def point(self) -> None:
+        with self._lock:
+            self._left -= 1
+            if self._left == 0:
+                die()
+
+    def around(self, target: Any, names: tuple[str, ...]) -> Any:
+        """Count each call of these methods twice: before it and after it."""
+        for name in names:
+            setattr(target, name, self._counted(getattr(target, name)))
+        return target
+
+    def _counted(self, call: Any) -> Any:
+        async def acounted(*args: Any, **more: Any) -> Any:
+            self.point()
+            result = await call(*args, **more)
+            self.point()
+            return result
+
+        def counted(*args: Any, **more: Any) -> Any:
+            self.point()
+            result = call(*args, **more)
+            self.point()
+            return result
+
+        return acounted if inspect.iscoroutinefunction(call) else counted

@@ -36,9 +36,13 @@ class Lives:
             text=True,
         )
 
-    async def die(self, host: Host, order: str) -> None:
-        """Live one life; ``order`` is what it does and the point after which it dies."""
-        doing, point = order.split()
+    async def die(self, host: Host, doing: str, point: str) -> None:
+        """Have a process start a turn or approve its call, and die right after ``point``."""
+        code = await self.live(host, doing, point)
+        assert code == -signal.SIGKILL, f"it ended with {code}"
+
+    async def live(self, host: Host, doing: str, point: str) -> int:
+        """The same; how the process ended, 0 where it came to its end."""
         told = {
             "place": list(host.place),
             "doing": doing,
@@ -52,8 +56,7 @@ class Lives:
                 "kill": point,
             },
         }
-        code = await asyncio.to_thread(self._live, json.dumps(told))
-        assert code == -signal.SIGKILL, f"it ended with {code}"
+        return await asyncio.to_thread(self._live, json.dumps(told))
 
     def _live(self, order: str) -> int:
         assert self._parent.stdin is not None and self._parent.stdout is not None
@@ -81,9 +84,10 @@ def main() -> None:
         if not pid:
             try:
                 asyncio.run(live(json.loads(line)))
+                os._exit(0)
             except BaseException:
                 traceback.print_exc()
-            os._exit(1)
+                os._exit(1)
         print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
 
 

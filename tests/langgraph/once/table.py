@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from tests.langgraph.once.faults import FAULTS
@@ -15,7 +15,7 @@ _Counts = dict[tuple[str, str, str, str], dict[bool, int]]
 
 _LEGEND = (
     "entries of the side effect with a ledger / with one that forgets entries; "
-    "durability s, a, e where they differ; . did not run, - does not exist"
+    "s, a, e: the durability, where it matters; . did not run, - does not exist"
 )
 
 
@@ -62,16 +62,27 @@ def _beside(columns: list[list[str]], gap: str = "  ") -> Iterator[str]:
 def _cell(found: _Counts, fault: str, saver: str, host: str) -> str:
     if FAULTS[fault].kills and not SAVERS[saver].durable:
         return "-"
-    return _shown({each: found.get((fault, saver, host, each), {}) for each in DURABILITIES})
-
-
-def _shown(by: Mapping[str, Mapping[bool, int]]) -> str:
-    """One cell: ``1/2``, or ``sa:1/2 e:1/1`` where the durability makes a difference."""
+    by = {each: found.get((fault, saver, host, each), {}) for each in DURABILITIES}
+    if len(FAULTS[fault].entries) > 1:
+        # Who of two comes first is chance, and no matter of the durability.
+        counts = [
+            [each[remembers] for each in by.values() if remembers in each]
+            for remembers in (True, False)
+        ]
+        return "/".join(map(_range, counts)) if any(counts) else "."
     texts: dict[str, str] = {}
-    for durability, counts in by.items():
-        if counts:
-            text = f"{counts.get(True, '.')}/{counts.get(False, '.')}"
+    for durability, each in by.items():
+        if each:
+            text = f"{each.get(True, '.')}/{each.get(False, '.')}"
             texts[text] = texts.get(text, "") + durability[0]
     if len(texts) < 2:
         return next(iter(texts), ".")
     return " ".join(f"{letters}:{text}" for text, letters in texts.items())
+
+
+def _range(counts: list[int]) -> str:
+    """``1``, or ``0-2`` where they differ."""
+    if not counts:
+        return "."
+    least, most = min(counts), max(counts)
+    return str(least) if least == most else f"{least}-{most}"
