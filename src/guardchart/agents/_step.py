@@ -89,6 +89,7 @@ class AgentStep:
     _timers: tuple[AgentAction, ...] = field(repr=False)
     _record: Mapping[str, Any] = field(repr=False)
     _tape: Tape = field(repr=False, compare=False)
+    _error: Any = field(default=None, repr=False, compare=False)
 
     @property
     def done(self) -> bool:
@@ -238,6 +239,7 @@ def step_once(
         _timers=tuple(stepper.timers()),
         _record=record,
         _tape=tape,
+        _error=stepper.error,
     )
 
 

@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from typing_extensions import TypedDict  # before 3.12 pydantic makes no JSON schema of typing's
 
 from guardchart.agents import validate_agent_chart
+from guardchart.agents._multi import spawned_agents
 from guardchart.agents._sources import with_sources
 from guardchart.errors import AgentConfigError
 from guardchart.kernel import Machine
@@ -145,7 +146,8 @@ def statechart_graph(
     Raises:
         AgentConfigError: A built machine together with ``logic``; a key that the schema does
             not declare, or keys that collide; a cache policy or time limit on another task than
-            the model's; a retry delay of a TOOL_LOOP beyond ``serve_delay_s``.
+            the model's; a retry delay of a TOOL_LOOP beyond ``serve_delay_s``; spawned agents
+            without ``seal``.
         ChartError: The chart is wrong, or its logic misses names.
         SnapshotError: When run: the snapshot is not one of this machine, or was changed.
 
@@ -241,6 +243,20 @@ def _check(given: Mapping[str, Any], built: Machine) -> None:
     if agent is not None:
         validate_agent_chart(built)
         _check_retry(agent.retry, given["serve_delay_s"], caller="statechart_graph")
+    _check_spawned(built, given)
+
+
+def _check_spawned(built: Machine, given: Mapping[str, Any]) -> None:
+    """Between two tasks a spawned agent is in the snapshot, whatever it is busy with."""
+    spawned = spawned_agents(built.logic)
+    if spawned and given["seal"] is None:
+        raise AgentConfigError(
+            "statechart_graph: an agent is kept in the snapshot as a spawned actor while its model "
+            "and tools run as tasks, and loads only from a sealed one; pass seal=Seal(key)"
+        )
+    for machine in spawned:
+        retry = getattr(machine.logic, "attachments", {})["agent"].retry
+        _check_retry(retry, given["serve_delay_s"], caller="statechart_graph")
 
 
 def _one_of(key: str, value: Any, *allowed: str) -> None:

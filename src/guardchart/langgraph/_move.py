@@ -235,7 +235,8 @@ class _Move:
         receipt = step.receipt
         if receipt is not None:
             self.faults.extend(receipt.faults)
-            self.error = receipt.error or self.error
+        if isinstance(step._error, BaseException):
+            self.error = step._error
         if before.state_ids != step.snapshot.state_ids:
             self._tell(before, step)
         return receipt

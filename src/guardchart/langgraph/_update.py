@@ -55,6 +55,7 @@ def close(visit: Visit, interpreter: Any, receipt: Receipt | None) -> Any:
         or snapshot.rev != before.rev
         or snapshot.status != before.status
         or visit.rewrite
+        or _moved_below(interpreter, before)
     ):
         snapshot, update = _fitting(visit, interpreter)
     if settings.event_key is not None and visit.consumed:
@@ -63,6 +64,14 @@ def close(visit: Visit, interpreter: Any, receipt: Receipt | None) -> Any:
         return update
     view = StatechartView(snapshot, visit.receipt, interpreter)
     return _merged(visit, update, settings.result_to_state(view, visit.state))
+
+
+def _moved_below(interpreter: Any, before: Snapshot) -> bool:
+    """Whether a child machine moved, which is no revision of its parent."""
+    if all(child.snapshot is None for child in before.children.values()):
+        return False
+    moved: bool = interpreter.dump()["children"] != dump(before)["children"]
+    return moved
 
 
 def _raise_fault(visit: Visit, interpreter: Any, receipt: Receipt | None) -> None:
