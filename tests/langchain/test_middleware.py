@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from typing import Annotated, Any
 
@@ -100,9 +101,10 @@ def test_bad_arguments_in_a_parallel_batch_are_refused_and_the_others_run(is_asy
 
 
 @pytest.mark.gate
-def test_more_calls_than_a_turn_may_have_are_all_refused() -> None:
+@both
+def test_more_calls_than_a_turn_may_have_are_all_refused(is_async: bool) -> None:
     turn = says(*(call("lookup", f"c{n}", order_id=n) for n in range(4)))
-    agent = Agent([turn, "no"], max_tool_calls=3)
+    agent = Agent([turn, "no"], max_tool_calls=3, is_async=is_async)
     agent.invoke()
     assert agent.entered == []
 
@@ -257,8 +259,11 @@ def test_a_bad_edit_is_asked_again_and_the_right_one_taken(is_async: bool) -> No
     ids=repr,
 )
 @pytest.mark.gate
-def test_a_wrong_answer_or_number_of_decisions_is_followed_by_the_right_one(wrong: Any) -> None:
-    agent = Agent([REFUND, "done"])
+@both
+def test_a_wrong_answer_or_number_of_decisions_is_followed_by_the_right_one(
+    wrong: Any, is_async: bool
+) -> None:
+    agent = Agent([REFUND, "done"], is_async=is_async)
     agent.invoke()
     again = asked(agent.resume(wrong))
     assert wrong == {} or "refused" in again  # LangGraph itself takes {} for no answer
@@ -301,17 +306,19 @@ def test_a_scalar_double_click_approves_nothing_else(is_async: bool) -> None:
 
 
 @pytest.mark.gate
-def test_a_double_click_with_digest_of_a_finished_thread_enters_nothing() -> None:
-    agent = Agent([REFUND, "done"])
+@both
+def test_a_double_click_with_digest_of_a_finished_thread_enters_nothing(is_async: bool) -> None:
+    agent = Agent([REFUND, "done"], is_async=is_async)
     out = agent.invoke()
     for _ in range(3):
         agent.approve(out)
     assert agent.entered == [("refund", 7, 100)] and len(agent.model.asked) == 2
 
 
-def test_answers_by_position_are_taken_where_the_app_accepts_them() -> None:
+@both
+def test_answers_by_position_are_taken_where_the_app_accepts_them(is_async: bool) -> None:
     turn = says(call("refund", "c1", order_id=7), call("refund", "c2", order_id=8))
-    agent = Agent([turn, "done"], positional="accept")
+    agent = Agent([turn, "done"], positional="accept", is_async=is_async)
     agent.invoke()
     agent.resume(
         {
@@ -399,6 +406,29 @@ def test_the_default_ledger_takes_over_a_question_from_another_process() -> None
     assert first.entered == [("refund", 7, 100)]
 
 
+def test_from_a_running_loop_a_ledger_that_blocks_is_asked_on_other_threads_only(
+    tmp_path: Any,
+) -> None:
+    asked_on: dict[str, set[int]] = {}
+
+    def watched(verb: str) -> Any:
+        def call_it(self: Any, *args: Any, **options: Any) -> Any:
+            asked_on.setdefault(verb, set()).add(threading.get_ident())
+            return getattr(SQLiteLedger, verb)(self, *args, **options)
+
+        return call_it
+
+    verbs = ("propose_batch", "row", "decide", "close", "claim", "record", "slot_row")
+    ledger: Any = type("Watched", (SQLiteLedger,), {verb: watched(verb) for verb in verbs})
+    turn = says(call("refund", "c1", order_id=7), call("refund", "c2", order_id=8))
+    agent = Agent([turn, "done"], ledger=ledger(tmp_path / "l.sqlite"), is_async=True)
+    one, two = asked(agent.invoke())["calls"]
+    out = agent.resume({"decisions": [decision(one), decision(two, "reject", reason="no")]})
+    assert agent.entered == [("refund", 7, 100)] and complete(out["messages"])
+    assert {"propose_batch", "row", "decide", "claim", "record"} <= asked_on.keys()
+    assert threading.get_ident() not in set().union(*asked_on.values())
+
+
 @pytest.mark.gate
 @both
 def test_a_fork_to_before_the_approval_gets_the_recorded_result(is_async: bool) -> None:
@@ -412,8 +442,11 @@ def test_a_fork_to_before_the_approval_gets_the_recorded_result(is_async: bool) 
 
 
 @pytest.mark.gate
-def test_a_fork_that_asks_the_model_again_gets_the_recorded_result() -> None:
-    agent = Agent([REFUND, "done", says(call("refund", "c9", order_id=7)), "done again"])
+@both
+def test_a_fork_that_asks_the_model_again_gets_the_recorded_result(is_async: bool) -> None:
+    agent = Agent(
+        [REFUND, "done", says(call("refund", "c9", order_id=7)), "done again"], is_async=is_async
+    )
     out = agent.invoke()
     agent.approve(out)
     before = [
@@ -423,9 +456,10 @@ def test_a_fork_that_asks_the_model_again_gets_the_recorded_result() -> None:
     assert agent.entered == [("refund", 7, 100)] and results(again) == {"c9": "refunded 100"}
 
 
-def test_a_late_answer_is_refused_and_the_model_told() -> None:
+@both
+def test_a_late_answer_is_refused_and_the_model_told(is_async: bool) -> None:
     at = [1_000_000.0]
-    agent = Agent([REFUND, "too bad"], human_timeout_s=60, now=lambda: at[0])
+    agent = Agent([REFUND, "too bad"], human_timeout_s=60, now=lambda: at[0], is_async=is_async)
     out = agent.invoke()
     at[0] += 61_000
     late = agent.approve(out)
@@ -435,8 +469,6 @@ def test_a_late_answer_is_refused_and_the_model_told() -> None:
 
 @pytest.mark.gate
 def test_eight_resumes_at_once_enter_once(tmp_path: Any) -> None:
-    import threading
-
     desk = Desk()
     ledger = SQLiteLedger(tmp_path / "ledger.sqlite")
     agents = [Agent([REFUND], desk=desk, ledger=ledger)]
@@ -538,23 +570,25 @@ class Edits(AgentMiddleware[Any, Any, Any]):
 
 
 @pytest.mark.gate
-def test_another_after_model_that_edits_later_is_refused_by_digest() -> None:
-    agent = Agent([REFUND, "done"], outer=(Edits(),))
+@both
+def test_another_after_model_that_edits_later_is_refused_by_digest(is_async: bool) -> None:
+    agent = Agent([REFUND, "done"], outer=(Edits(),), is_async=is_async)
     out = agent.approve(agent.invoke())
     assert agent.entered == []
     assert results(out)["c1"].startswith("refused: the state of this conversation")
 
 
 @pytest.mark.gate
-def test_langchains_own_human_in_the_loop_beside_ours_only_narrows() -> None:
+@both
+def test_langchains_own_human_in_the_loop_beside_ours_only_narrows(is_async: bool) -> None:
     hitl = HumanInTheLoopMiddleware(interrupt_on={"refund": True})
-    agent = Agent([REFUND, "done"], outer=(hitl,))
+    agent = Agent([REFUND, "done"], outer=(hitl,), is_async=is_async)
     theirs = agent.approve(agent.invoke())  # ours is asked first, theirs afterwards
     assert "refund" in str(theirs["__interrupt__"][0].value) and agent.entered == []
     agent.resume({"decisions": [{"type": "approve"}]})
     assert agent.entered == [("refund", 7, 100)]
 
-    edited = Agent([REFUND, "done"], outer=(hitl,))
+    edited = Agent([REFUND, "done"], outer=(hitl,), is_async=is_async)
     edited.approve(edited.invoke())
     args = {"order_id": 7, "cents": 99_999}
     edited.resume(
@@ -562,7 +596,7 @@ def test_langchains_own_human_in_the_loop_beside_ours_only_narrows() -> None:
     )
     assert edited.entered == []
 
-    rejected = Agent([REFUND, "done"], outer=(hitl,))
+    rejected = Agent([REFUND, "done"], outer=(hitl,), is_async=is_async)
     rejected.approve(rejected.invoke())
     rejected.resume({"decisions": [{"type": "reject"}]})
     assert rejected.entered == []
@@ -601,10 +635,15 @@ class Twice(AgentMiddleware[Any, Any, Any]):
         handler(request)
         return handler(request)
 
+    async def awrap_tool_call(self, request: Any, handler: Any) -> Any:
+        await handler(request)
+        return await handler(request)
+
 
 @pytest.mark.gate
-def test_a_middleware_that_calls_twice_enters_once() -> None:
-    agent = Agent([REFUND, "done"], outer=(Twice(),))
+@both
+def test_a_middleware_that_calls_twice_enters_once(is_async: bool) -> None:
+    agent = Agent([REFUND, "done"], outer=(Twice(),), is_async=is_async)
     out = agent.approve(agent.invoke())
     assert agent.entered == [("refund", 7, 100)] and results(out) == {"c1": "refunded 100"}
 
@@ -679,7 +718,8 @@ def test_one_of_two_outputs_is_withheld_and_the_other_accepted(is_async: bool) -
     assert agent.model.told[0] == ["lookup", "refund", "Note"]
 
 
-def test_an_output_that_moves_the_chart_when_denied() -> None:
+@both
+def test_an_output_that_moves_the_chart_when_denied(is_async: bool) -> None:
     machine: Any = withholding()
     machine["states"]["open"]["on"] = {"output.denied": "alarmed"}
     machine["states"]["alarmed"] = {"meta": {"outputs": ["Answer"], "tools": []}}
@@ -687,6 +727,7 @@ def test_an_output_that_moves_the_chart_when_denied() -> None:
         [says(ANSWER), says(call("Answer", "o2", text="again"))],
         machine=machine,
         agent={"response_format": ToolStrategy(Answer)},
+        is_async=is_async,
     )
     out = agent.invoke()
     assert out["structured_response"] == Answer(text="again")
@@ -710,7 +751,8 @@ def test_return_direct_ends_the_run_and_the_chart_still_learns_of_it(is_async: b
     assert agent.states() == ["desk.closed"]
 
 
-def test_a_providers_own_tool_is_offered_only_while_the_state_lists_it() -> None:
+@both
+def test_a_providers_own_tool_is_offered_only_while_the_state_lists_it(is_async: bool) -> None:
     search = {"type": "web_search_20250305", "name": "web_search"}
     machine: Any = {
         "id": "desk",
@@ -731,12 +773,14 @@ def test_a_providers_own_tool_is_offered_only_while_the_state_lists_it() -> None
         machine=machine,
         tools=[*desk.tools, search],
         agent={"tools": [other]},
+        is_async=is_async,
     )
     agent.invoke()
     assert agent.model.told == [["lookup", "web_search"], ["lookup"]]
 
 
-def test_a_call_in_the_name_of_a_providers_tool_runs_nothing_here() -> None:
+@both
+def test_a_call_in_the_name_of_a_providers_tool_runs_nothing_here(is_async: bool) -> None:
     desk = Desk()
     search = {"type": "web_search"}
     agent = Agent(
@@ -744,6 +788,7 @@ def test_a_call_in_the_name_of_a_providers_tool_runs_nothing_here() -> None:
         desk=desk,
         machine=chart("web_search"),
         tools=[*desk.tools, search],
+        is_async=is_async,
     )
     assert "denied" in results(agent.invoke())["c1"]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from guardchart.errors import DecisionRefused, LedgerError, ToolDeniedError
 from guardchart.gate._answers import (
@@ -20,7 +20,7 @@ from guardchart.gate._answers import (
 )
 from guardchart.gate._approvals import other_name, pending_item, read_decisions
 from guardchart.gate._arguments import digest
-from guardchart.gate._authorise import AuthorisedCall, aauthorise, authorise
+from guardchart.gate._authorise import AuthorisedCall, aauthorise, authorise, in_thread
 from guardchart.gate._chart_side import as_event
 from guardchart.gate._charts import LiveChart
 from guardchart.gate._check import DEFAULT_MAX_TOOL_CALLS, Facts
@@ -33,6 +33,7 @@ from guardchart.persistence import Decision
 
 __all__ = ["GuardSession", "Proposed"]
 
+T = TypeVar("T")
 HELD: Final = "held until a person has decided about a call before it"
 
 
@@ -214,8 +215,9 @@ class GuardSession(TurnSide):
 
     async def aenter(self, call: ToolCall) -> AuthorisedCall | Answer:
         """Do what `enter` does, from a running loop."""
-        self._refuse_held(call)
-        return await aauthorise(call, self._look(call), **self._claimant(call))
+        await self._off_loop(lambda: self._refuse_held(call))
+        claimant = await self._off_loop(lambda: self._claimant(call))
+        return await aauthorise(call, self._look(call), **claimant)
 
     def leave(self, call: ToolCall, outcome: Outcome) -> Any:
         """Tell the chart what became of a call; return the receipt.
@@ -280,7 +282,7 @@ class GuardSession(TurnSide):
         pauses: Pauses = (),
     ) -> Outcome:
         """Do what `run` does, from a running loop."""
-        if (held := self._held(call)) is not None:
+        if (held := await self._off_loop(lambda: self._held(call))) is not None:
             return held
         outcome = await self.aperform(call, body=body, as_text=as_text, pauses=pauses)
         self.leave(call, outcome)
@@ -298,13 +300,9 @@ class GuardSession(TurnSide):
 
         The door tells it by `leave`, which a replay of its own can then repeat.
         """
+        claimant = await self._off_loop(lambda: self._claimant(call))
         return await aexecute(
-            call,
-            self._look(call),
-            body=body,
-            as_text=as_text,
-            pauses=pauses,
-            **self._claimant(call),
+            call, self._look(call), body=body, as_text=as_text, pauses=pauses, **claimant
         )
 
     def close(self, reason: str = "superseded") -> dict[str, str]:
@@ -325,6 +323,11 @@ class GuardSession(TurnSide):
             }
 
     # Inside
+
+    async def _off_loop(self, read: Callable[[], T]) -> T:
+        """Read what stands in the turn's rows; a turn without rows asks no ledger."""
+        filed = any(item.row is not None for item in self._turn.values())
+        return await in_thread(self.ledger, read) if filed else read()
 
     def _refuse_held(self, call: ToolCall) -> None:
         if not any(item.row is not None for item in self._turn.values()):
