@@ -42,24 +42,35 @@ def _ignore(task: asyncio.Future[Any]) -> None:
 
 
 async def _await_bounded(awaitable: Any, timeout_s: float) -> Any:
+    loop = asyncio.get_running_loop()
+    over = loop.create_future()  # at the body's end, or when its time is up
+
+    def end() -> None:
+        if not over.done():
+            over.set_result(None)
+
     async def inner() -> Any:
         try:
             return await awaitable
         except SystemExit as exc:
             raise BodyQuit(exc) from exc
+        finally:
+            end()  # the task itself would tell one turn of the loop later
 
     # A task that is waited for, not awaited: a body that ignores its cancellation is left
     # behind instead of holding up the result.
-    task = asyncio.ensure_future(inner())
+    task = loop.create_task(inner())
+    timer = loop.call_later(timeout_s, end)
     try:
-        done, _ = await asyncio.wait({task}, timeout=timeout_s)
-        if done:
-            return task.result()
+        await over
     except asyncio.CancelledError:
-        if task.done():
-            raise  # the body's own cancellation, or ours at the very end
-        await _drop(task)
+        if not task.done():
+            await _drop(task)
         raise
+    finally:
+        timer.cancel()
+    if task.done():
+        return task.result()
     await _drop(task)
     raise BodyTimeout
 

@@ -223,6 +223,8 @@ class Entry:
         if isinstance(result, ToolMessage):
             if result.tool_call_id != self.call.id:
                 text = self._shown(tool_text(result))
+            if result.content == text:
+                return result
             return result.model_copy(update={"content": _content(result.content, text)})
         if isinstance(result, list):
             return [self._masked(each, text) for each in result]
