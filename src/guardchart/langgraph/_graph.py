@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 from langgraph.channels.base import BaseChannel
 from langgraph.graph import END, START, StateGraph
@@ -22,6 +22,7 @@ from guardchart.errors import AgentConfigError
 from guardchart.kernel import Machine
 from guardchart.langgraph._chart import as_machine
 from guardchart.langgraph._node import _check_callables, _check_keys, _check_retry, _takes_runtime
+from guardchart.langgraph._policies import attempts_of, check_limits, limits_of, of_task
 from guardchart.langgraph._reducers import resuming_reducer
 from guardchart.langgraph._state import read_key
 from guardchart.langgraph._task import (
@@ -45,14 +46,6 @@ if TYPE_CHECKING:
     from guardchart.runtime import Clock, MachineLogic
 
 __all__ = ["statechart_graph"]
-
-_REFUSED: Final = {
-    STEP: "it decides what runs",
-    APPROVAL: "a person's answer counts once",
-    TOOLS: "a cached call would be told as done, an abandoned one runs on unseen",
-    SERVICE: "a service of the chart may have side effects",
-    TIMER: "it only sleeps",
-}
 
 
 def statechart_graph(
@@ -128,8 +121,10 @@ def statechart_graph(
         clock: Where the time comes from.
         retry_policy: LangGraph's policy for the model task, or a dict of policies by task.
             What is left when it gives up is the chart's business.
-        cache_policy: LangGraph's cache policy of the model task.
-        timeout: LangGraph's time limit of the model task.
+        cache_policy: LangGraph's cache policy of the model task, without a ``key_func``: a fork
+            or time travel to before an answer finds it, another turn or thread does not.
+        timeout: LangGraph's time limit of the model task, under ``ainvoke`` only. It ends the run
+            with LangGraph's ``NodeTimeoutError``; the chart's own deadline is the chart's business.
         context_schema: LangGraph's, for ``runtime.context``.
         checkpointer: LangGraph's; pass the saver whose ledger is ``ledger``.
         store: LangGraph's.
@@ -146,8 +141,8 @@ def statechart_graph(
     Raises:
         AgentConfigError: A built machine together with ``logic``; a key that the schema does
             not declare, or keys that collide; a cache policy or time limit on another task than
-            the model's; a retry delay of a TOOL_LOOP beyond ``serve_delay_s``; spawned agents
-            without ``seal``.
+            the model's, or one with a ``key_func``; a retry delay of a TOOL_LOOP beyond
+            ``serve_delay_s``; spawned agents without ``seal``.
         ChartError: The chart is wrong, or its logic misses names.
         SnapshotError: When run: the snapshot is not one of this machine, or was changed.
 
@@ -173,7 +168,7 @@ def statechart_graph(
         positional=positional,
         min_review_s=min_review_s,
         show=interrupt_payload,
-        attempts=_attempts(_of_task(retry_policy, MODEL)),
+        attempts=attempts_of(of_task(retry_policy, MODEL)),
         view=_viewing(public),
         registry=_Tools(built),
     )
@@ -185,11 +180,10 @@ def statechart_graph(
     )
     tasks = tasks_of(settings)
     present = _present(built)
-    limits = {"cache_policy": _of_task(cache_policy, MODEL), "timeout": _of_task(timeout, MODEL)}
-    own = {key: value for key, value in limits.items() if value is not None}
+    limits = limits_of(settings, cache_policy, timeout)
     for task in (STEP, *present):
-        options: dict[str, Any] = dict(own) if task == MODEL else {}
-        retry = _of_task(retry_policy, task)
+        options: dict[str, Any] = dict(limits) if task == MODEL else {}
+        retry = of_task(retry_policy, task)
         if retry is not None:
             options["retry_policy"] = retry
         if task == STEP:
@@ -236,8 +230,7 @@ def _check(given: Mapping[str, Any], built: Machine) -> None:
             "statechart_graph: messages_key needs a chart whose context declares "
             f"'messages': []; {built.id!r} does not"
         )
-    for key in ("cache_policy", "timeout"):
-        _model_only(key, given[key])
+    check_limits(given["cache_policy"], given["timeout"])
     _check_schema(given)
     agent = getattr(built.logic, "attachments", {}).get("agent")
     if agent is not None:
@@ -262,18 +255,6 @@ def _check_spawned(built: Machine, given: Mapping[str, Any]) -> None:
 def _one_of(key: str, value: Any, *allowed: str) -> None:
     if value not in allowed:
         raise AgentConfigError(f"statechart_graph: {key} is {' or '.join(map(repr, allowed))}")
-
-
-def _model_only(key: str, value: Any) -> None:
-    """A cached tool call tells another thread that it ran; a timed out one runs on unseen."""
-    if not isinstance(value, Mapping):
-        return
-    for task in value:
-        if task != MODEL:
-            why = _REFUSED.get(task, "there is no such task")
-            raise AgentConfigError(
-                f"statechart_graph: {key} is for the task {MODEL!r} only, not for {task!r}: {why}"
-            )
 
 
 def _check_schema(given: Mapping[str, Any]) -> None:
@@ -378,32 +359,6 @@ def _viewing(schema: type[Any]) -> Callable[[Any], Any]:
 
 
 # The tasks
-
-
-def _of_task(value: Any, task: str) -> Any:
-    """The part of a policy that is for one task; a bare value is for the model's."""
-    if isinstance(value, Mapping):
-        return value.get(task)
-    return value if task == MODEL else None
-
-
-def _attempts(policy: Any) -> Callable[[BaseException], int]:
-    """How often LangGraph tries, for an error it would try again after."""
-    # One policy is a tuple itself.
-    several = isinstance(policy, list | tuple) and not isinstance(policy, RetryPolicy)
-    policies = policy if several else [] if policy is None else [policy]
-
-    def attempts(error: BaseException) -> int:
-        for each in policies:
-            on: Any = each.retry_on
-            kinds = (
-                on if isinstance(on, type) else tuple(on) if isinstance(on, list | tuple) else ()
-            )
-            if isinstance(error, kinds) if kinds else on(error):
-                return int(each.max_attempts)
-        return 1
-
-    return attempts
 
 
 def _present(built: Machine) -> list[str]:

@@ -1,0 +1,124 @@
+"""LangGraph's policies in a compiled chart: retries of tasks, cache and time limit of the model."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from langgraph.types import CachePolicy, RetryPolicy
+
+from guardchart.errors import AgentConfigError
+from guardchart.langgraph._messages import Conversation
+from guardchart.langgraph._reducers import LINEAGE
+from guardchart.langgraph._state import is_blank, parse_snapshot, read_key
+from guardchart.langgraph._task import (
+    APPROVAL,
+    ITEM,
+    MODEL,
+    SERVICE,
+    STEP,
+    TIMER,
+    TOOLS,
+    GraphSettings,
+)
+
+__all__ = ["attempts_of", "check_limits", "limits_of", "of_task"]
+
+_UNTOLD: Final = (LINEAGE, "receipt", "seal", "timers")
+
+_REFUSED: Final = {
+    STEP: "it decides what runs",
+    APPROVAL: "a person's answer counts once",
+    TOOLS: "a cached call would be told as done, an abandoned one runs on unseen",
+    SERVICE: "a service of the chart may have side effects",
+    TIMER: "it only sleeps",
+}
+
+
+def check_limits(cache_policy: Any, timeout: Any) -> None:
+    """Refuse what is not for the model task.
+
+    Raises:
+        AgentConfigError: Naming the policy, the task and why.
+    """
+    _model_only("cache_policy", cache_policy)
+    _model_only("timeout", timeout)
+    cached = of_task(cache_policy, MODEL)
+    if cached is not None and cached.key_func is not CachePolicy().key_func:
+        raise AgentConfigError(
+            "statechart_graph: cache_policy takes no key_func: an answer belongs to the request it "
+            "was given to, and what another turn or thread was told would be passed over"
+        )
+
+
+def limits_of(settings: GraphSettings, cache_policy: Any, timeout: Any) -> dict[str, Any]:
+    """What ``add_node`` is given for the model task."""
+    limits = {}
+    cached, limit = of_task(cache_policy, MODEL), of_task(timeout, MODEL)
+    if cached is not None:
+        limits["cache_policy"] = dataclasses.replace(cached, key_func=_key_of(settings))
+    if limit is not None:
+        limits["timeout"] = limit
+    return limits
+
+
+def of_task(value: Any, task: str) -> Any:
+    """The part of a policy that is for one task; a bare value is for the model's."""
+    if isinstance(value, Mapping):
+        return value.get(task)
+    return value if task == MODEL else None
+
+
+def attempts_of(policy: Any) -> Callable[[BaseException], int]:
+    """How often LangGraph tries, for an error it would try again after."""
+    # One policy is a tuple itself.
+    several = isinstance(policy, list | tuple) and not isinstance(policy, RetryPolicy)
+    policies = policy if several else [] if policy is None else [policy]
+
+    def attempts(error: BaseException) -> int:
+        for each in policies:
+            on: Any = each.retry_on
+            kinds = (
+                on if isinstance(on, type) else tuple(on) if isinstance(on, list | tuple) else ()
+            )
+            if isinstance(error, kinds) if kinds else on(error):
+                return int(each.max_attempts)
+        return 1
+
+    return attempts
+
+
+def _model_only(key: str, value: Any) -> None:
+    """A cached tool call tells another thread that it ran; a timed out one runs on unseen."""
+    if not isinstance(value, Mapping):
+        return
+    for task in value:
+        if task != MODEL:
+            why = _REFUSED.get(task, "there is no such task")
+            raise AgentConfigError(
+                f"statechart_graph: {key} is for the task {MODEL!r} only, not for {task!r}: {why}"
+            )
+
+
+def _key_of(settings: GraphSettings) -> Callable[[Any], str]:
+    """What a cached answer is filed under: all that the model task starts from.
+
+    LangGraph's own key is a pickle, which differs for one state that is held and one that was
+    loaded, so that no fork would find what it looks for.
+    """
+    node = settings.node
+
+    def key(state: Any) -> str:
+        snapshot = read_key(state, node.state_key)
+        if not is_blank(snapshot):
+            # Deadlines, and how the snapshot came about, are nothing that a model is told.
+            held = parse_snapshot(snapshot, node.state_key)
+            snapshot = {key: each for key, each in held.items() if key not in _UNTOLD}
+        said = () if node.messages_key is None else read_key(state, node.messages_key)
+        asked = [snapshot, [*Conversation(said).before], read_key(state, ITEM)]
+        return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
+
+    return key
