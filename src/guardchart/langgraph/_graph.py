@@ -171,6 +171,7 @@ def statechart_graph(
         attempts=attempts_of(of_task(retry_policy, MODEL)),
         view=_viewing(public),
         registry=_Tools(built),
+        remembers=as_subgraph,
     )
     graph: StateGraph[Any, Any, Any, Any] = StateGraph(
         _inner_schema(public, settings, resumes=as_subgraph),

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
+from langgraph.config import get_config
 from langgraph.types import Command, Send
 
 from guardchart.agents import (
@@ -17,7 +18,7 @@ from guardchart.agents import (
     resolve_agent_step,
     transition_agent_step,
 )
-from guardchart.errors import AgentError, StepError
+from guardchart.errors import AgentConfigError, AgentError, StepError
 from guardchart.gate._approvals import HUMAN_EVENTS
 from guardchart.kernel import Receipt, Snapshot, can, dump
 from guardchart.langgraph._reducers import mark_open
@@ -60,7 +61,25 @@ class Step(BaseTask):
         return move.update()
 
     def _opened(self, state: Any, config: Any) -> Visit:
-        return self.visit(self.settings.view(state), config)
+        visit = self.visit(self.settings.view(state), config)
+        if self.settings.remembers and visit.runtime is not None and _begun_again():
+            raise AgentConfigError(_BEGUN_AGAIN)
+        return visit
+
+
+_BEGUN_AGAIN: Final = (
+    "statechart_graph(as_subgraph=True) was begun a second time in one task of its parent, by a "
+    "retry of the node around it or by a second call. LangGraph gives it an empty memory there, so "
+    "that what has run already would run anew. Nothing was done this time: invoke the outer graph "
+    "with None to go on. Pass retry_policy= to statechart_graph and none to the node around it"
+)
+
+
+def _begun_again() -> bool:
+    """Whether the namespace says so: ``agent|1|step:<id>`` after ``agent|step:<id>``."""
+    namespace = (get_config().get("configurable") or {}).get("checkpoint_ns")
+    parts = namespace.split("|") if isinstance(namespace, str) else []
+    return len(parts) > 2 and parts[-2].isdecimal()
 
 
 class _Settled(NamedTuple):

@@ -66,6 +66,7 @@ class GraphSettings(NamedTuple):
         attempts: How often LangGraph runs a failing model task, and whether it would.
         view: Makes of the state's dict what ``event_from_state`` expects.
         registry: The tools of the machine and its children, by name.
+        remembers: Whether it is a subgraph with checkpoints of its own.
     """
 
     node: Settings
@@ -80,6 +81,7 @@ class GraphSettings(NamedTuple):
     attempts: Callable[[BaseException], int]
     view: Callable[[Any], Any]
     registry: Any
+    remembers: bool
 
 
 class Task(Runnable[Any, Any]):

@@ -72,6 +72,15 @@ async def time_travel(host: Host) -> list[Heard]:
     return [first, await host.answer(item) if again.what == "asked" else again]
 
 
+async def reborn(host: Host) -> list[Heard]:
+    first = await host.park()
+    done = await host.answer(first)
+    await host.go_on(first, await host.before_anything())
+    anew = await host.asked()
+    assert anew["id"] != first["id"]
+    return [done, await host.answer(anew)]
+
+
 async def fork(host: Host) -> list[Heard]:
     item = await host.park()
     parked = await host.here()
@@ -179,6 +188,7 @@ FAULTS = {
         Fault("RetryPolicy after the effect", retried),
         Fault("approval never, RetryPolicy", unasked_and_retried),
         Fault("time travel before the effect", time_travel, on_exit=False),
+        Fault("time travel before the start", reborn, frozenset({2}), twice=NEITHER, on_exit=False),
         Fault("fork before the gate", fork),
         Fault("fork sampled again, same id", resampled("call_1")),
         Fault("fork sampled again, fresh id", resampled("call_2")),

@@ -30,7 +30,7 @@ from pydantic import ValidationError
 
 from guardchart.agents import ModelResponse, RetryPolicy, ToolCall, agent_logic, tool, tool_registry
 from guardchart.agents import pending_approval as pending_of
-from guardchart.gate import _rules, decisions_event
+from guardchart.gate import IdempotencyKey, _rules, decisions_event
 from guardchart.langgraph import (
     apending_approval,
     ledger_for,
@@ -224,22 +224,22 @@ class Host:
 
     @property
     def entries(self) -> list[str]:
-        """The effects there were, one line each."""
+        """The effects there were, one line each; equal ones are of one call."""
         log = self.place.log
         lines = log.read_text().splitlines() if log.exists() else []
         return [line for line in lines if line.startswith(self.thread)]
 
     def entries_of(self, cents: int) -> int:
-        return self.entries.count(f"{self.thread} {cents}")
+        return sum(line.split()[1] == str(cents) for line in self.entries)
 
     # The graph
 
     def logic(self) -> Any:
-        def refund(order_id: int, amount_cents: int) -> str:
+        def refund(order_id: int, amount_cents: int, key: IdempotencyKey) -> str:
             """Refund an order."""
             self.countdown.point()
             with self.place.log.open("a") as log:
-                log.write(f"{self.thread} {amount_cents}\n")
+                log.write(f"{self.thread} {amount_cents} {key}\n")
                 log.flush()
                 os.fsync(log.fileno())
             if self.kill == "effect":
@@ -369,14 +369,20 @@ class Host:
         """The newest checkpoint, to come back to."""
         return (await self.state()).config
 
-    async def before_effect(self) -> Any:
-        """The newest checkpoint whose next task is the one that has the effect."""
+    async def history(self) -> list[Any]:
+        """Every checkpoint, newest first."""
         graph = self.graph()
         if self.kind.is_async:
-            history = [each async for each in graph.aget_state_history(self.config())]
-        else:
-            history = await asyncio.to_thread(lambda: list(graph.get_state_history(self.config())))
-        return next(each.config for each in history if each.next == (self.task,))
+            return [each async for each in graph.aget_state_history(self.config())]
+        return await asyncio.to_thread(lambda: list(graph.get_state_history(self.config())))
+
+    async def before_effect(self) -> Any:
+        """The newest checkpoint whose next task is the one that has the effect."""
+        return next(each.config for each in await self.history() if each.next == (self.task,))
+
+    async def before_anything(self) -> Any:
+        """The checkpoint in which the machine has not begun, but its first prompt is given."""
+        return (await self.history())[-2].config
 
     async def look(self) -> Heard:
         """What the thread itself tells of its newest call."""
@@ -470,6 +476,23 @@ class GraphHost(Host):
         return await asyncio.to_thread(pending_approval, self.graph(), self.config())
 
 
+class SubgraphHost(GraphHost):
+    """That graph as a node of another one, with a retry policy around it too."""
+
+    name = "subgraph"
+    task = "agent"
+
+    def graph(self) -> Any:
+        inner = statechart_graph(
+            loop_chart("refund"), self.logic(), ledger=self.ledger, as_subgraph=True
+        )
+        graph = StateGraph(State)
+        graph.add_node("agent", inner, retry_policy=self.retried)
+        graph.add_edge(START, "agent")
+        graph.add_edge("agent", END)
+        return graph.compile(checkpointer=self.saver)
+
+
 HOSTS: dict[str, type[Host]] = {host.name: host for host in (NodeHost, AskingHost, GraphHost)}
 
 
@@ -510,7 +533,7 @@ async def opened(
             countdown.around(opened, Countdown.SAVES)
         elif kill and kill != "effect":
             used = Kills(used, kill)
-        yield HOSTS[host](
+        yield {**HOSTS, SubgraphHost.name: SubgraphHost}[host](
             kind,
             place,
             opened,
