@@ -14,7 +14,7 @@ from langchain.agents.middleware import (
     ToolRetryMiddleware,
 )
 from langchain.agents.structured_output import ToolStrategy
-from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
+from langchain_core.messages import AIMessage, HumanMessage, RemoveMessage, ToolMessage
 from langchain_core.tools import InjectedToolCallId, StructuredTool, tool
 from langgraph.types import Command, interrupt
 from pydantic import BaseModel
@@ -37,6 +37,8 @@ from tests.langchain.desk import (
     results,
 )
 from tests.langchain.fakes import call, says
+
+AFTER_MODEL = "StatechartMiddleware.after_model"
 
 # --- what runs ---------------------------------------------------------------------------------
 
@@ -140,6 +142,43 @@ def test_a_middleware_whose_chart_hears_of_no_tool_needs_no_node_at_the_end() ->
     for event in ("tool.done.refund", "tool.failed.*", "*"):
         machine = chart("lookup", on={event: {"actions": []}})
         assert "StatechartMiddleware.after_agent" in nodes(machine=machine)
+
+
+@both
+def test_a_lone_call_that_needs_nobody_stores_nothing_of_its_turn(is_async: bool) -> None:
+    turns = [says(call("lookup", f"c{n}", order_id=n)) for n in range(3)]
+    agent = Agent([*turns, "done"], is_async=is_async)
+    agent.invoke()
+    kept = [each.values.get("xsm") for each in agent.app.get_state_history(THREAD)]
+    assert len({str(each) for each in kept if each}) == 1
+    assert agent.entered == [("lookup", n) for n in range(3)]
+
+
+@pytest.mark.gate
+@both
+def test_a_lone_call_that_is_edited_into_a_side_effect_does_not_run(is_async: bool) -> None:
+    agent = Agent(
+        [says(call("lookup", "c1", order_id=7)), "done"],
+        is_async=is_async,
+        agent={"interrupt_before": ["tools"]},
+    )
+    message = agent.invoke()["messages"][-1]
+    forged = message.model_copy(update={"tool_calls": [call("refund", "c1", order_id=7)]})
+    agent.app.update_state(THREAD, {"messages": [forged]}, as_node=AFTER_MODEL)
+    out = agent.invoke(None)
+    assert agent.entered == [] and "needs human approval" in results(out)["c1"]
+
+
+@both
+def test_an_id_that_older_notes_speak_of_is_a_call_of_its_own(is_async: bool) -> None:
+    agent = Agent(
+        [says(call("wire", "c1", cents=5)), "no", says(call("lookup", "c1", order_id=7)), "done"],
+        is_async=is_async,
+    )
+    agent.invoke()
+    gone = [RemoveMessage(each.id) for each in agent.state().values["messages"]]
+    agent.app.update_state(THREAD, {"messages": gone})
+    assert results(agent.invoke()) == {"c1": "order 7: shipped"}
 
 
 def test_a_subclass_of_the_middleware_stays_what_it_is() -> None:

@@ -16,11 +16,11 @@ from guardchart.gate._answers import Answer, close_open, closing_text, follow
 from guardchart.gate._batch import Verdict, lookup_verdicts
 from guardchart.gate._rules import ALL, Allowed
 from guardchart.gate._session import GuardSession
-from guardchart.gate._tools import ToolCall, shown_name
+from guardchart.gate._tools import Registry, ToolCall, shown_name
 from guardchart.gate._turn import Proposed
 from guardchart.kernel import Event
 
-__all__ = ["FOLLOWS", "StoredSession"]
+__all__ = ["FOLLOWS", "StoredSession", "rowless"]
 
 FOLLOWS: Final = (
     "it stands beside a call that may change what is allowed; propose this again after its result"
@@ -33,6 +33,12 @@ _FITS: Final[dict[str, frozenset[str]]] = {
     "rejected": frozenset({"rejected", "void", "expired"}),
     "denied": frozenset({"proposed", "approved", "rejected", "void", "expired", "edited"}),
 }
+
+
+def rowless(registry: Registry, call: ToolCall) -> bool:
+    """Return whether a call's tool is one that runs without a row, if it may run."""
+    tool = registry.get(call.name) if type(call.name) is str else None
+    return tool is not None and not tool.side_effect and not tool.requires_approval
 
 
 class StoredSession(GuardSession):
@@ -84,13 +90,8 @@ class StoredSession(GuardSession):
             self._spent.update(call.id for call in calls if type(call.id) is str)
             return self.turn()
 
-    def rowless(self, call: ToolCall) -> bool:
-        """Return whether the call's tool is one that runs without a row, if it may run."""
-        tool = self.registry.get(call.name)
-        return tool is not None and not tool.side_effect and not tool.requires_approval
-
     def take(self, call: ToolCall) -> None:
-        """Open a turn of one stored call that has no row and is `rowless`.
+        """Open a turn of one call of a stored conversation that has no row and is `rowless`.
 
         There is nothing to look up, and nothing is judged yet: that is done when it is entered.
         """

@@ -33,7 +33,7 @@ from guardchart.gate import (
 )
 from guardchart.gate._authorise import in_thread
 from guardchart.gate._charts import PolicyChart
-from guardchart.gate._stored import StoredSession
+from guardchart.gate._stored import StoredSession, rowless
 from guardchart.kernel import Machine, Snapshot, dump, initial_step, load
 from guardchart.langchain._ask import Positional, Show
 from guardchart.langchain._tools import as_tool, tool_of
@@ -99,6 +99,7 @@ class Opened:
         fresh: Whether nothing was stored.
         scope: The thread, or what else rows are filed under.
         folded: Whether there were stored outcomes.
+        rev: How many steps of the chart were stored.
     """
 
     session: StoredSession
@@ -108,6 +109,12 @@ class Opened:
     fresh: bool
     scope: str | None
     folded: bool
+    rev: int
+
+    @property
+    def moved(self) -> bool:
+        """Whether the chart is not where the stored snapshot has it, or nothing is stored."""
+        return self.fresh or self.folded or self.session.snapshot.rev != self.rev
 
 
 class Door:
@@ -297,6 +304,7 @@ class Door:
             not entry,
             scope,
             bool(events),
+            snapshot.rev,
         )
 
     def written(
@@ -341,7 +349,9 @@ class Door:
         entry = _read(state, self.state_key)
         turn = entry.get("turn") if isinstance(entry, dict) else None
         if not isinstance(turn, Mapping) or turn.get("id") != message.id:
-            return False
+            # A lone call that has no row and was not refused leaves no notes.
+            calls = calls_of(message)
+            return len(calls) == 1 and rowless(self.registry, calls[0])
         notes = _notes(turn)
         return all(
             (note := notes.get(call["id"] or "")) is not None and note.keys() == {"id"}

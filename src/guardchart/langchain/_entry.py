@@ -22,6 +22,7 @@ from guardchart.gate import (
 )
 from guardchart.gate._answers import EDITED_NOTE
 from guardchart.gate._run import render
+from guardchart.gate._stored import rowless
 from guardchart.langchain._door import CURRENT, Current, Door, Opened, as_call, calls_of, turn_of
 from guardchart.langchain._tools import ToolFailedError, messages_in, shown_of, tool_text
 
@@ -85,6 +86,7 @@ class Entry:
     def _take_up(self, opened: Opened) -> None:
         """Find the call in the stored turn, or judge it with those it came with."""
         call, note = self.call, opened.notes.get(self.call.id)
+        plain = rowless(self.door.registry, call)
         known = self.door.tools.get(call.name) if type(call.name) is str else None
         if known is None:
             self._refusal = NOT_ALLOWED
@@ -92,14 +94,16 @@ class Entry:
             self._refusal = REPLACED
         elif note is not None and note.get("denied"):
             self._refusal = str(note["denied"])
-        elif note is not None and note.get("row") is None and self.session.rowless(call):
+        elif note is not None and note.get("row") is None and plain:
             self.session.take(call)
         elif note is not None:
             (item,) = self.session.restore([call], row_ids=[note.get("row")])
             if item.status == "denied":
                 self._refusal = item.verdict.reason
+        elif len(beside := self._beside(call)) == 1 and plain:
+            self.session.take(call)
         else:
-            for item in self.session.judge(self._beside(call)):
+            for item in self.session.judge(beside):
                 if item.call is call and item.status == "denied":
                     self._refusal = item.verdict.reason
         self._since = len(self.session.told)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import uuid
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Annotated, Any, Final, NotRequired
 
@@ -258,8 +259,7 @@ class StatechartMiddleware(AgentMiddleware[Any, Any, Any]):
         if message is None:
             return response
         if message.id is None:
-            message.id = f"guardchart-{opened.session.host.run}-{opened.session.snapshot.batch_no}"
-        before = opened.session.snapshot
+            message.id = str(uuid.uuid4())  # as LangGraph does when it is too late for the notes
         outputs = {spec.name for spec in _specs(request.response_format)}
         denied: dict[str, str] = {}
         for call in message.tool_calls:
@@ -275,7 +275,7 @@ class StatechartMiddleware(AgentMiddleware[Any, Any, Any]):
             response = _without(response, withheld)
         if not self._has_question:
             response = _answered(response, message, notes)
-        if opened.session.snapshot is before and not notes and not opened.folded:
+        if not opened.moved and _needs_no_notes(opened, message, notes):
             return response
         return ExtendedModelResponse(response, Command(update=self._stored(opened, notes, message)))
 
@@ -396,6 +396,19 @@ def _answered(
         if call.id in refused
     ]
     return ModelResponse([*response.result, *results], response.structured_response)
+
+
+def _needs_no_notes(opened: Opened, message: AIMessage, notes: list[dict[str, Any]]) -> bool:
+    """Whether nothing has to be known of a turn when its calls are entered.
+
+    True of at most one call, that has no row and was not refused: it is judged once more then,
+    and stands beside no other. Its id must not be one that older notes speak of.
+    """
+    if not message.tool_calls:
+        return True
+    if len(message.tool_calls) > 1 or not notes:
+        return False
+    return notes[0].keys() == {"id"} and notes[0]["id"] not in opened.notes
 
 
 def _specs(given: Any) -> list[Any]:
