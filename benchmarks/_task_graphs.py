@@ -19,11 +19,12 @@ from guardchart.agents import (
     ModelResponse,
     ToolCall,
     agent_logic,
+    approval_event,
     load_chart,
     tool,
     tool_registry,
 )
-from guardchart.langgraph import ledger_for, pending_approval, resume_pending, statechart_graph
+from guardchart.langgraph import ledger_for, statechart_graph
 
 __all__ = ["KINDS", "Kind", "by_hand", "of_chart", "talk"]
 
@@ -230,6 +231,5 @@ def talk(
     if not chart:
         yes = {"decisions": [{"type": "approve"}]}
         return app.invoke(Command(resume=yes), thread)  # type: ignore[no-any-return]
-    (call,) = pending_approval(app, thread)
-    decision = {**call, "decision": "approve"}
-    return resume_pending(app, thread, [decision], by="ann")  # type: ignore[no-any-return]
+    answer = approval_event(out["__interrupt__"][0].value["calls"], by="ann")
+    return app.invoke(Command(resume=answer), thread)  # type: ignore[no-any-return]

@@ -39,7 +39,14 @@ from guardchart.gate import (
 from guardchart.kernel import can
 from guardchart.runtime import SystemClock
 
-__all__ = ["Executed", "as_executors", "execute_agent_request", "execute_agent_request_sync"]
+__all__ = [
+    "Executed",
+    "as_executors",
+    "execute_agent_request",
+    "execute_agent_request_sync",
+    "execute_waiting",
+    "execute_waiting_sync",
+]
 
 
 _ASYNC: Final = "execute_agent_request_sync: the executor is async; await execute_agent_request"
@@ -158,6 +165,20 @@ def execute_agent_request_sync(
     return executed if verbose else executed.output
 
 
+def execute_waiting_sync(request: AgentRequest, executors: Any, waiting: Waiting) -> Any:
+    """`execute_agent_request_sync` for a host that has the machine at hand, opened.
+
+    Its clock, ledger and scope are those of the machine.
+    """
+    return _Execution(request, executors, None, None, None, None, waiting).executed().output
+
+
+async def execute_waiting(request: AgentRequest, executors: Any, waiting: Waiting) -> Any:
+    """As `execute_waiting_sync`, on the running loop."""
+    run = _Execution(request, executors, None, None, None, None, waiting)
+    return (await run.aexecuted()).output
+
+
 class _Execution:
     """One execution; its sync and its async form differ in the waiting only."""
 
@@ -169,6 +190,7 @@ class _Execution:
         ledger: Any,
         scope: str | None,
         now: float | None,
+        waiting: Waiting | None = None,
     ) -> None:
         self.request = request
         self.executors = as_executors(executors)
@@ -177,10 +199,10 @@ class _Execution:
             raise AgentConfigError("tools= must be a ToolRegistry; make one by tool_registry()")
         if not isinstance(request, AgentTextRequest | AgentDecisionRequest | AgentToolRequest):
             raise AgentConfigError("execute_agent_request: a request of a step, see step.requests")
-        self.waiting: Waiting | None = None
+        self.waiting = waiting
         self.raw: Any = None
         origin = request._origin
-        if origin is not None:
+        if origin is not None and waiting is None:
             clock = SystemClock() if now is None else FixedClock(now)
             service_id = request.id.rpartition("#")[0] or request.id
             for waiting in origin.opened(clock, scope, ledger).waiting():

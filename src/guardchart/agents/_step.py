@@ -89,7 +89,8 @@ class AgentStep:
     _timers: tuple[AgentAction, ...] = field(repr=False)
     _record: Mapping[str, Any] = field(repr=False)
     _tape: Tape = field(repr=False, compare=False)
-    _error: Any = field(default=None, repr=False, compare=False)
+    # The machine, standing still as the step left it; a host may look, and feed it nothing.
+    _left: Stepper = field(repr=False, compare=False)
 
     @property
     def done(self) -> bool:
@@ -239,7 +240,7 @@ def step_once(
         _timers=tuple(stepper.timers()),
         _record=record,
         _tape=tape,
-        _error=stepper.error,
+        _left=stepper,
     )
 
 

@@ -18,9 +18,10 @@ from guardchart.agents import (
     resolve_agent_step,
     transition_agent_step,
 )
+from guardchart.agents._stepper import Stepper
 from guardchart.errors import AgentConfigError, AgentError, StepError
 from guardchart.gate._approvals import HUMAN_EVENTS
-from guardchart.kernel import Receipt, Snapshot, can, dump
+from guardchart.kernel import Machine, Receipt, Snapshot, can, dump
 from guardchart.langgraph._reducers import mark_open
 from guardchart.langgraph._state import read_key
 from guardchart.langgraph._task import (
@@ -110,6 +111,7 @@ class _Move:
         self.receipt: Receipt | None = None
         self.error: BaseException | None = None
         self.services: list[str] = []
+        self.step: AgentStep | None = None
         self.snapshot = self._found()
 
     def _found(self) -> Snapshot:
@@ -242,7 +244,9 @@ class _Move:
         for _ in range(_MOST_TIMERS):
             if self.snapshot.status != "active":
                 return
-            timers = self.task.stepper(self.visit, self.snapshot, self.ledger).timers()
+            if _rests_until(self.snapshot, at):
+                return
+            timers = self._standing().timers()
             if not timers or (timers[0].due_at or 0.0) > at:
                 return
             self._note(self._transition(timers[0], max(at, timers[0].due_at or 0.0)))
@@ -250,12 +254,13 @@ class _Move:
 
     def _note(self, step: AgentStep) -> Receipt | None:
         before = self.snapshot
-        self.snapshot = step.snapshot
+        self.step, self.snapshot = step, step.snapshot
         receipt = step.receipt
         if receipt is not None:
             self.faults.extend(receipt.faults)
-        if isinstance(step._error, BaseException):
-            self.error = step._error
+        error = step._left.error
+        if isinstance(error, BaseException):
+            self.error = error
         if before.state_ids != step.snapshot.state_ids:
             self._tell(before, step)
         return receipt
@@ -280,12 +285,11 @@ class _Move:
         if self.snapshot.status != "active":
             return []
         work = [
-            (TOOLS if request.kind == "tool" else MODEL, request.id)
-            for request in self.task.requests(self._here(), self.ledger)
+            (TOOLS if request.kind == "tool" else MODEL, request.id) for request in self._requests()
         ]
         self.services = [
             waiting.id
-            for waiting in self._stepper().waiting()
+            for waiting in self._standing().waiting()
             if not hasattr(waiting.invocation.service, "step_requests")
         ]
         work += [(SERVICE, ident) for ident in self.services]
@@ -302,14 +306,24 @@ class _Move:
             return self._sent(work, written)
         if self.snapshot.status != "active":
             return [END]
-        due = serving_due(self._stepper(), WAITING_STATES)
+        due = serving_due(self._standing(), WAITING_STATES)
         clock = self.node.clock
         if due is not None and due - self.now <= self.node.serve_delay_s * 1000.0:
             return [END] if clock is not None and clock.simulated else [TIMER]
         return [END]
 
-    def _stepper(self) -> Any:
-        return self.task.stepper(self.visit, self.snapshot, self.ledger)
+    def _requests(self) -> tuple[Any, ...]:
+        step = self._last()
+        return self.task.requests(self._here(), self.ledger) if step is None else step.requests
+
+    def _standing(self) -> Stepper:
+        step = self._last()
+        return self.task.standing(self._here(), self.ledger) if step is None else step._left
+
+    def _last(self) -> AgentStep | None:
+        """The step that led here, which has looked already; None where the task has taken none."""
+        step = self.step
+        return step if step is not None and step.snapshot is self.snapshot else None
 
     def _remember(self, written: dict[str, Any]) -> None:
         """Which event began each service that waits: what the service is handed when it runs."""
@@ -359,6 +373,20 @@ class _Move:
 
 
 _MOST_TIMERS: Final = 1000
+
+
+def _rests_until(snapshot: Snapshot, at: float) -> bool:
+    """Whether no deadline is due, as far as can be told without opening the machine."""
+    services = getattr(snapshot.machine.logic, "services", None) or {}
+    for child in snapshot.children.values():
+        service = services.get(child.src)
+        if child.status == "active" and (service is None or isinstance(service, Machine)):
+            return False
+    return not any(
+        timer.due_at <= at
+        for table in (snapshot.timers, snapshot.sends)
+        for timer in table.values()
+    )
 
 
 def _sent(events: Any) -> Iterable[dict[str, Any]]:

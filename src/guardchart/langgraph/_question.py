@@ -1,6 +1,6 @@
 """What the approval task asks by ``interrupt()``, and the schema that judges the answer.
 
-The schema is made for one question. LangGraph validates an answer before it keeps it, so a
+The schema is that of one question. LangGraph validates an answer before it keeps it, so a
 stale, replayed, foreign or malformed one raises there, nothing is saved, and the question stays
 open for the right one.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any, Final
 
 from langgraph.types import interrupt
@@ -96,31 +97,6 @@ class Asked:
             decision.setdefault("id", item["id"])
         return {"decisions": [decision], **by}
 
-    def schema(self) -> type[RootModel[Any]]:
-        """The schema of an answer: a pydantic model that accepts what `read` accepts."""
-        asked = self
-
-        class Decision(RootModel[Any]):
-            """An answer to this question; each decision names its call by id and digest."""
-
-            model_config = ConfigDict(hide_input_in_errors=True)
-
-            @model_validator(mode="after")
-            def _fits(self) -> Decision:
-                try:
-                    asked.read(self.root)
-                except DecisionRefused as refused:
-                    raise ValueError(str(refused)) from None
-                return self
-
-            @classmethod
-            def __get_pydantic_json_schema__(
-                cls, core_schema: Any, handler: GetJsonSchemaHandler
-            ) -> dict[str, Any]:
-                return asked.json_schema()
-
-        return Decision
-
     def json_schema(self) -> dict[str, Any]:
         """The form a client draws for the answer."""
         each = [self._decision_schema(item) for item in self.pending]
@@ -158,6 +134,31 @@ class Asked:
         }
 
 
+class Decision(RootModel[Any]):
+    """An answer to the question that is open; each decision names its call by id and digest."""
+
+    # One class for all questions: making a pydantic class costs more than a superstep.
+    model_config = ConfigDict(hide_input_in_errors=True)
+
+    @model_validator(mode="after")
+    def _fits(self) -> Decision:
+        try:
+            _OPEN.get().read(self.root)
+        except DecisionRefused as refused:
+            raise ValueError(str(refused)) from None
+        return self
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core_schema: Any, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        return _OPEN.get().json_schema()
+
+
+_OPEN: Final[ContextVar[Asked]] = ContextVar("guardchart_question")
+"""The question of the `interrupt` that is being called, which makes and uses the schema."""
+
+
 def ask(asked: Asked) -> tuple[list[dict[str, Any]], str | None]:
     """Ask by one ``interrupt()`` and return what is decided.
 
@@ -166,7 +167,12 @@ def ask(asked: Asked) -> tuple[list[dict[str, Any]], str | None]:
         pydantic.ValidationError: The answer does not fit; it was not kept.
     """
     if _VALIDATES:
-        return asked.read(interrupt(asked.payload(), response_schema=asked.schema()).root)
+        token = _OPEN.set(asked)
+        try:
+            answer = interrupt(asked.payload(), response_schema=Decision).root
+        finally:
+            _OPEN.reset(token)
+        return asked.read(answer)
     payload = asked.payload()
     while True:
         # A LangGraph that cannot validate keeps every answer: the next one is asked for.

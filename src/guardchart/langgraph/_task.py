@@ -9,15 +9,14 @@ from typing import Any, Final, NamedTuple
 
 from langchain_core.runnables import Runnable, RunnableConfig
 
-from guardchart.agents import get_agent_requests
 from guardchart.agents._recorded import dump_failure, plain
-from guardchart.agents._step import Origin
+from guardchart.agents._step import Origin, requests_of
 from guardchart.agents._stepper import FixedClock, Stepper, Waiting
 from guardchart.errors import AgentError
-from guardchart.kernel import Snapshot
 from guardchart.langchain._ask import Show
 from guardchart.langgraph._ledger import DeferredLedger
 from guardchart.langgraph._visit import Settings, Visit
+from guardchart.runtime import SystemClock
 
 __all__ = [
     "APPROVAL",
@@ -142,15 +141,27 @@ class BaseTask:
         ledger = self.node.ledger
         return await ledger.aresolve() if isinstance(ledger, DeferredLedger) else ledger
 
-    def stepper(self, visit: Visit, snapshot: Snapshot, ledger: Any = None) -> Stepper:
-        """The machine as a snapshot has it, standing still."""
-        origin = Origin(self.node.machine, snapshot, visit.scope, ledger, visit.own)
-        return origin.opened(FixedClock(visit.now_ms()))
+    def standing(self, visit: Visit, ledger: Any) -> Stepper:
+        """The machine as the snapshot has it, standing still; opened once a task.
+
+        Its clock is the one that approvals are judged by.
+        """
+        snapshot, standing = visit.snapshot, visit.standing
+        assert snapshot is not None
+        if standing is None or standing[0] is not snapshot:
+            clock = self.node.clock
+            simulated = clock is not None and clock.simulated
+            shown = FixedClock(clock.now_ms()) if simulated else SystemClock()
+            standing = visit.standing = snapshot, self.origin(visit, ledger).opened(shown)
+        return standing[1]
+
+    def origin(self, visit: Visit, ledger: Any) -> Origin:
+        assert visit.snapshot is not None
+        return Origin(self.node.machine, visit.snapshot, visit.scope, ledger, visit.own)
 
     def waiting(self, visit: Visit, ident: str, ledger: Any) -> Waiting | None:
-        assert visit.snapshot is not None
         service_id = ident.rpartition("#")[0] or ident
-        for waiting in self.stepper(visit, visit.snapshot, ledger).waiting():
+        for waiting in self.standing(visit, ledger).waiting():
             if waiting.id == service_id:
                 return waiting
         return None
@@ -158,19 +169,12 @@ class BaseTask:
     def requests(self, visit: Visit, ledger: Any) -> tuple[Any, ...]:
         if visit.snapshot is None:
             return ()
-        return get_agent_requests(
-            self.node.machine,
-            visit.snapshot,
-            ledger=ledger,
-            scope=visit.scope,
-            trusted=visit.own,
-        )
+        return requests_of(self.standing(visit, ledger), self.origin(visit, ledger))
 
     def limit_s(self, visit: Visit, ledger: Any) -> float | None:
         """How long the chart waits, in seconds; None where it has no deadline."""
         clock = self.node.clock
-        assert visit.snapshot is not None
-        timers = self.stepper(visit, visit.snapshot, ledger).timers()
+        timers = self.standing(visit, ledger).timers()
         if not timers or (clock is not None and clock.simulated):
             return None
         return max(0.0, ((timers[0].due_at or 0.0) - visit.now_ms()) / 1000.0)

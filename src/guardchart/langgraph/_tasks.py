@@ -19,13 +19,12 @@ from langgraph.errors import GraphBubbleUp
 
 from guardchart.agents import (
     WAITING_STATES,
-    execute_agent_request,
-    execute_agent_request_sync,
     pending_approval,
 )
+from guardchart.agents._execute import execute_waiting, execute_waiting_sync
 from guardchart.agents._models import is_async_model
 from guardchart.agents._recorded import dump_failure
-from guardchart.agents._stepper import Stepper
+from guardchart.agents._stepper import Stepper, Waiting
 from guardchart.errors import StepError
 from guardchart.kernel import StreamEvent, as_event
 from guardchart.langgraph._move import Step
@@ -75,17 +74,14 @@ class _Request(BaseTask):
 
     kinds: tuple[str, ...] = ()
 
-    def found(self, visit: Visit, state: Any, ledger: Any) -> Any:
+    def found(self, visit: Visit, state: Any, ledger: Any) -> tuple[Any, Waiting] | None:
+        """The request, and the service that waits for its result."""
         wanted = read_key(state, ITEM) if isinstance(state, Mapping) else None
         for request in self.requests(visit, ledger):
             if request.kind in self.kinds and wanted in (None, request.id):
-                return request
+                waiting = self.waiting(visit, request.id, ledger)
+                return None if waiting is None else (request, waiting)
         return None
-
-    def options(self, visit: Visit, ledger: Any) -> dict[str, Any]:
-        clock = self.node.clock
-        now = clock.now_ms() if clock is not None and clock.simulated else None
-        return {"ledger": ledger, "scope": visit.scope, "now": now}
 
 
 class _Model(_Request):
@@ -100,25 +96,22 @@ class _Model(_Request):
     def run(self, state: Any, config: Any) -> Any:
         visit = self.looked(state, config)
         ledger = self.ledger()
-        request = self.found(visit, state, ledger)
-        if request is None:
+        found = self.found(visit, state, ledger)
+        if found is None:
             return {}
+        request, waiting = found
         limit_s = self.limit_s(visit, ledger)
-        options = self.options(visit, ledger)
-        executors = self.settings.executors
-        service = self._service(visit, request, ledger)
+        given = request, self.settings.executors, waiting
+        service = waiting.invocation.service
         try:
             if self._is_async(request, service):
                 future: Future[Any] = Future()
-                cancel = LOOPS.start(
-                    _tell(future), _asking(execute_agent_request, request, executors, options)
-                )
+                cancel = LOOPS.start(_tell(future), execute_waiting, *given)
                 output = _within(future, limit_s, cancel)
             elif limit_s is None or getattr(service, "bounded", False) is True:
-                output = execute_agent_request_sync(request, executors, **options)
+                output = execute_waiting_sync(*given)
             else:
-                call = _asking(execute_agent_request_sync, request, executors, options)
-                output = _within(WORKERS.submit(call), limit_s, None)
+                output = _within(WORKERS.submit(execute_waiting_sync, *given), limit_s, None)
         except _TooLate:
             return {}
         except Exception as error:
@@ -128,28 +121,23 @@ class _Model(_Request):
     async def arun(self, state: Any, config: Any) -> Any:
         visit = self.looked(state, config)
         ledger = await self.aledger()
-        request = self.found(visit, state, ledger)
-        if request is None:
+        found = self.found(visit, state, ledger)
+        if found is None:
             return {}
+        request, waiting = found
         limit_s = self.limit_s(visit, ledger)
-        options = self.options(visit, ledger)
-        executors = self.settings.executors
-        service = self._service(visit, request, ledger)
+        given = request, self.settings.executors, waiting
         try:
-            if self._is_async(request, service):
-                call: Awaitable[Any] = execute_agent_request(request, executors, **options)
+            if self._is_async(request, waiting.invocation.service):
+                call: Awaitable[Any] = execute_waiting(*given)
             else:
-                call = _threaded(_asking(execute_agent_request_sync, request, executors, options))
+                call = _threaded(lambda: execute_waiting_sync(*given))
             output = await _awithin(call, limit_s)
         except _TooLate:
             return {}
         except Exception as error:
             return self._failed(visit, request, error)
         return self.result(visit, request.id, output=output)
-
-    def _service(self, visit: Visit, request: Any, ledger: Any) -> Any:
-        waiting = self.waiting(visit, request.id, ledger)
-        return None if waiting is None else waiting.invocation.service
 
     def _is_async(self, request: Any, service: Any) -> bool:
         declared = getattr(service, "is_async", None)
@@ -181,20 +169,19 @@ class _Tools(_Request):
 
     def run(self, state: Any, config: Any) -> Any:
         visit = self.looked(state, config)
-        ledger = self.ledger()
-        request = self.found(visit, state, ledger)
-        if request is None:
+        found = self.found(visit, state, self.ledger())
+        if found is None:
             return {}
-        output = execute_agent_request_sync(request, **self.options(visit, ledger))
-        return self.result(visit, request.id, output=output)
+        request, waiting = found
+        return self.result(visit, request.id, output=execute_waiting_sync(request, None, waiting))
 
     async def arun(self, state: Any, config: Any) -> Any:
         visit = self.looked(state, config)
-        ledger = await self.aledger()
-        request = self.found(visit, state, ledger)
-        if request is None:
+        found = self.found(visit, state, await self.aledger())
+        if found is None:
             return {}
-        output = await execute_agent_request(request, **self.options(visit, ledger))
+        request, waiting = found
+        output = await execute_waiting(request, None, waiting)
         return self.result(visit, request.id, output=output)
 
 
@@ -297,7 +284,7 @@ class _Service(BaseTask):
             return None
         wanted = read_key(state, ITEM)
         begun = read_key(state, self.settings.begun)
-        for waiting in self.stepper(visit, visit.snapshot, ledger).waiting():
+        for waiting in self.standing(visit, ledger).waiting():
             if hasattr(waiting.invocation.service, "step_requests"):
                 continue
             if wanted in (None, waiting.id):
@@ -343,7 +330,7 @@ class _Timer(BaseTask):
         visit = self.looked(state, config)
         if visit.snapshot is None:
             return 0.0
-        due = serving_due(self.stepper(visit, visit.snapshot), WAITING_STATES)
+        due = serving_due(self.standing(visit, None), WAITING_STATES)
         left_s = 0.0 if due is None else (due - visit.now_ms()) / 1000.0
         return min(max(0.0, left_s), self.node.serve_delay_s)
 
@@ -353,10 +340,6 @@ class _Timer(BaseTask):
 
 class _TooLate(Exception):
     """The chart's deadline came before the answer."""
-
-
-def _asking(execute: Callable[..., Any], request: Any, executors: Any, options: Any) -> Any:
-    return lambda: execute(request, executors, **options)
 
 
 def _tell(future: Future[Any]) -> Callable[[Any, BaseException | None], None]:

@@ -16,6 +16,7 @@ from langgraph.types import interrupt
 
 from guardchart.agents import WAITING_STATES, pending_approval
 from guardchart.agents._charts import saved_children, waits
+from guardchart.agents._stepper import Stepper
 from guardchart.errors import (
     AgentConfigError,
     SnapshotTamperedError,
@@ -93,6 +94,7 @@ class Visit:
         loaded: The snapshot as it was found, None where there was none.
         snapshot: The snapshot to go on from, None where the machine starts afresh.
         own: Whether a seal vouches for it, so that services may be restarted.
+        standing: A snapshot, and its machine as somebody has looked at it.
         tampered: Whether its seal did not fit, so that nothing of it is left.
         rewrite: Whether it is written back even if nothing happens.
         receipt: What is known of the event's fate before it is sent: a refusal.
@@ -116,6 +118,7 @@ class Visit:
         "scope",
         "settings",
         "snapshot",
+        "standing",
         "state",
         "tampered",
         "thread",
@@ -133,6 +136,7 @@ class Visit:
         self.event: Event | None = None
         self.found: dict[str, Any] | None = None
         self.snapshot: Snapshot | None = None
+        self.standing: tuple[Snapshot, Stepper] | None = None
         self.own = False
         self.tampered = False
         self.conversation: Conversation | None = None
