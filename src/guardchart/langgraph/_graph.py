@@ -23,6 +23,7 @@ from guardchart.kernel import Machine
 from guardchart.langgraph._chart import as_machine
 from guardchart.langgraph._node import _check_callables, _check_keys, _check_retry, _takes_runtime
 from guardchart.langgraph._policies import attempts_of, check_limits, limits_of, of_task
+from guardchart.langgraph._recent import Recent
 from guardchart.langgraph._reducers import resuming_reducer
 from guardchart.langgraph._state import read_key
 from guardchart.langgraph._task import (
@@ -308,6 +309,7 @@ def _node_settings(given: Mapping[str, Any], built: Machine) -> Settings:
         serve_delay_s=given["serve_delay_s"],
         multi_turn=True,
         agent=agent,
+        recent=Recent(),
     )
 
 

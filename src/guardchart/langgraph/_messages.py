@@ -33,9 +33,17 @@ class Conversation:
         channel: The content of the message channel, oldest first; None if never written.
         prompt: The text of the START event about to be sent. Where the channel ends with
             the same message from the user, it is that message, and not said twice.
+        told: The compact form of its first messages, as far as an earlier task of the run knew.
+
+    Attributes:
+        channel: The messages, as LangChain's.
+        told: All of them in compact form.
+        before: The same without the prompt.
     """
 
-    def __init__(self, channel: Any, prompt: Any = None) -> None:
+    def __init__(
+        self, channel: Any, prompt: Any = None, told: Sequence[dict[str, Any]] = ()
+    ) -> None:
         if channel is None:
             channel = ()
         if isinstance(channel, str) or not isinstance(channel, Sequence):
@@ -43,7 +51,8 @@ class Conversation:
                 "messages_key: the channel must hold a list of messages; "
                 "declare it as Annotated[list, add_messages]"
             )
-        self._channel, self.before = _compacted(channel)
+        self.channel, self.told = _compacted(channel, told)
+        self.before = list(self.told)
         last = self.before[-1] if self.before else None
         self.prompted = (
             last is not None
@@ -92,7 +101,7 @@ class Conversation:
         prefix = f"{run or ''}-"
         found = [
             call["id"]
-            for message, compact in zip(self._channel, self.before, strict=False)
+            for message, compact in zip(self.channel, self.before, strict=False)
             if "tool_calls" in compact and (message.id or "").startswith(prefix)
             for call in compact["tool_calls"]
         ]
@@ -101,7 +110,7 @@ class Conversation:
 
     def _last_number(self, run: str) -> int:
         prefix, last = f"{run}-", 0
-        ids = [message.id for message in self._channel]
+        ids = [message.id for message in self.channel]
         for own in [each for each in ids if each and each.startswith(prefix)]:
             tail = own[len(prefix) :]
             if tail.isascii() and tail.isdigit() and len(tail) < 16:
@@ -118,20 +127,26 @@ def without(ids: Sequence[Any], told: Collection[str]) -> list[Any]:
 _PLAIN: Final[dict[type[Any], str]] = {HumanMessage: "user", AIMessage: "assistant"}
 
 
-def _compacted(channel: Sequence[Any]) -> tuple[Sequence[BaseMessage], list[dict[str, Any]]]:
+def _compacted(
+    channel: Sequence[Any], told: Sequence[dict[str, Any]]
+) -> tuple[Sequence[BaseMessage], list[dict[str, Any]]]:
     """The channel as LangChain messages and in compact form.
 
     A long conversation is read at every call of the node; the two classes that make up most of
     it are taken apart here, without a call each.
     """
     try:
+        new = channel[len(told) :] if told else channel
         return channel, [
-            {"role": role, "content": text}
-            if (role := _PLAIN.get(type(message)))
-            and type(text := message.content) is str
-            and (role == "user" or not message.tool_calls)
-            else _of_message(message)
-            for message in channel
+            *told,
+            *(
+                {"role": role, "content": text}
+                if (role := _PLAIN.get(type(message)))
+                and type(text := message.content) is str
+                and (role == "user" or not message.tool_calls)
+                else _of_message(message)
+                for message in new
+            ),
         ]
     except _Foreign:
         channel = _converted(channel)

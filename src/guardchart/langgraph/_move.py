@@ -152,8 +152,10 @@ class _Move:
         work = self._work()
         self._remember(written)
         goto = self._goto(work, written)
+        visit.leave()
         if goto != [END]:
             mark_open(written, self.node.state_key)
+            visit.remember(written.get(self.node.state_key))
         if APPROVAL in goto or any(isinstance(g, Send) and g.node == APPROVAL for g in goto):
             written[settings.asked] = self.now
         also = command.goto if isinstance(command.goto, list | tuple) else [command.goto]

@@ -190,6 +190,8 @@ class _Approval(BaseTask):
 
     def run(self, state: Any, config: Any) -> Any:
         visit = self.looked(state, config)
+        # While a person is asked, the state is in the app's hands.
+        visit.leave()
         if visit.snapshot is None:
             return {}
         pending = pending_approval(visit.snapshot)

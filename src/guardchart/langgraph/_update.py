@@ -58,6 +58,7 @@ def close(visit: Visit, interpreter: Any, receipt: Receipt | None) -> Any:
         or _moved_below(interpreter, before)
     ):
         snapshot, update = _fitting(visit, interpreter)
+        visit.written = snapshot
     if settings.event_key is not None and visit.consumed:
         update[settings.event_key] = None
     if settings.result_to_state is None:

@@ -33,6 +33,7 @@ from guardchart.kernel import (
     load,
 )
 from guardchart.langgraph._messages import SPENT_IDS, Conversation, without
+from guardchart.langgraph._recent import Known, Recent
 from guardchart.langgraph._reducers import LINEAGE
 from guardchart.langgraph._state import check_clearable, is_blank, parse_snapshot, read_key
 from guardchart.langgraph._view import StatechartView, TransitionStream, refusal
@@ -75,6 +76,7 @@ class Settings:
     multi_turn: bool
     agent: Any
     spawns: bool = False
+    recent: Recent | None = None
     checked: set[type[Any]] = dataclasses.field(default_factory=set)
 
     @property
@@ -100,10 +102,12 @@ class Visit:
         receipt: What is known of the event's fate before it is sent: a refusal.
         conversation: The messages of ``messages_key``.
         kept: The very message objects the chart starts with.
+        written: The snapshot that is written back, None where none is.
     """
 
     __slots__ = (
         "_entry",
+        "_known",
         "config",
         "consumed",
         "conversation",
@@ -122,6 +126,7 @@ class Visit:
         "state",
         "tampered",
         "thread",
+        "written",
     )
 
     def __init__(
@@ -135,6 +140,8 @@ class Visit:
         self.scope = scope or self._find_scope()
         self.event: Event | None = None
         self.found: dict[str, Any] | None = None
+        self.written: Snapshot | None = None
+        self._known: Known | None = None
         self.snapshot: Snapshot | None = None
         self.standing: tuple[Snapshot, Stepper] | None = None
         self.own = False
@@ -199,6 +206,19 @@ class Visit:
         if self._entry is not None:
             self.snapshot = self.loaded = self._load_snapshot()
         self._converse()
+
+    def remember(self, data: Any) -> None:
+        """Have the next tasks of this run spared what this one knows of a snapshot it wrote."""
+        recent, conversation = self.settings.recent, self.conversation
+        if recent is None or self.written is None:
+            return
+        said = ((), ()) if conversation is None else (conversation.channel, conversation.told)
+        recent.keep(Known(data, self.scope, self.written, *said))
+
+    def leave(self) -> None:
+        """Have what is known of the snapshot that was found forgotten: no other task reads it."""
+        if self._known is not None and self.settings.recent is not None:
+            self.settings.recent.leave(self._known)
 
     def plugins(self, is_async: bool) -> list[Any]:
         """The plugins of this invocation: the custom stream's, and the bound ones."""
@@ -301,18 +321,25 @@ class Visit:
         if key is None:
             return
         prompt = None if self.event is None else self.event.payload.get("prompt")
-        conversation = Conversation(read_key(self.state, key), prompt)
+        channel, known = read_key(self.state, key), self._known
+        told = () if known is None else known.told(channel)
+        conversation = Conversation(channel, prompt, told)
         self.conversation = conversation
         if self.snapshot is not None:
             context = {**self.snapshot.context, "messages": conversation.before}
-            told = conversation.call_ids(self.snapshot.run)
-            if told and isinstance(context.get(SPENT_IDS), list):
-                context[SPENT_IDS] = [*told, *without(context[SPENT_IDS], told)]
+            ids = conversation.call_ids(self.snapshot.run)
+            if ids and isinstance(context.get(SPENT_IDS), list):
+                context[SPENT_IDS] = [*ids, *without(context[SPENT_IDS], ids)]
             self.snapshot = self.snapshot.replace(context=context)
 
     def _load_snapshot(self) -> Snapshot:
         settings = self.settings
         self.found = parse_snapshot(self._entry, settings.state_key)
+        if settings.recent is not None:
+            self._known = settings.recent.find(self.found, self.scope)
+        if self._known is not None:
+            self.own = settings.seal is not None
+            return self._known.snapshot
         data = dict(self.found)
         data.pop("receipt", None)
         data.pop(LINEAGE, None)

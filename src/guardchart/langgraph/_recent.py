@@ -1,0 +1,71 @@
+"""What the tasks of one run hand to each other in memory, so that it is read once a run.
+
+Within a run LangGraph hands the very objects that one task wrote to the next. A snapshot that is
+still that object need not be read and checked again, and of a message channel only what is new
+has to be converted. Everything that comes from a checkpoint, from a parent graph or from the app
+is another object, and is read as the untrusted state it is.
+"""
+
+from __future__ import annotations
+
+import operator
+import threading
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+from guardchart.kernel import Snapshot
+
+__all__ = ["Known", "Recent"]
+
+_MOST: Final = 64
+
+
+class Known(NamedTuple):
+    """A snapshot as a task wrote it, and what it was written from.
+
+    Attributes:
+        data: The very dict that was written.
+        scope: Whose it is.
+        snapshot: What reading it would give.
+        channel: The messages of the channel as the task found them.
+        compact: The same in compact form.
+    """
+
+    data: Any
+    scope: str | None
+    snapshot: Snapshot
+    channel: Sequence[Any]
+    compact: Sequence[dict[str, Any]]
+
+    def told(self, channel: Any) -> Sequence[dict[str, Any]]:
+        """The compact form of a channel's first messages; nothing unless they are the very same."""
+        known = self.channel
+        if not isinstance(channel, list) or len(channel) < len(known):
+            return ()
+        return self.compact if all(map(operator.is_, known, channel)) else ()
+
+
+class Recent:
+    """The snapshots of runs that are under way, by the dict that was written."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, Known] = {}
+        self._lock = threading.Lock()
+
+    def keep(self, known: Known) -> None:
+        """Remember a snapshot until it is left; the oldest give way."""
+        with self._lock:
+            while len(self._known) >= _MOST:
+                del self._known[next(iter(self._known))]
+            self._known[id(known.data)] = known
+
+    def find(self, data: Any, scope: str | None) -> Known | None:
+        """What is known of a state entry; None unless it is the very dict that was kept."""
+        known = self._known.get(id(data))
+        return known if known is not None and known.data is data and known.scope == scope else None
+
+    def leave(self, known: Known) -> None:
+        """Forget a snapshot: the run goes on from another, or hands this one out."""
+        with self._lock:
+            if self._known.get(id(known.data)) is known:
+                del self._known[id(known.data)]
