@@ -10,9 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Any, NamedTuple, TypedDict, get_type_hints
 
+from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
+from langchain_core.tools import tool as lc_tool
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph.message import add_messages
+from langgraph.prebuilt import ToolNode
 from langgraph.types import Command, interrupt
 
 from guardchart.agents import (
@@ -24,6 +27,7 @@ from guardchart.agents import (
     tool,
     tool_registry,
 )
+from guardchart.langchain import chat_model
 from guardchart.langgraph import ledger_for, statechart_graph
 
 __all__ = ["KINDS", "Kind", "by_hand", "of_chart", "talk"]
@@ -105,6 +109,27 @@ def _schema(given: Any, delta: bool) -> Any:
     return TypedDict(given.__name__, fields, total=False)  # type: ignore[operator]
 
 
+class Chat(GenericFakeChatModel):
+    """A LangChain chat model that plays a script; binding tools changes nothing."""
+
+    def bind_tools(self, tools: Any, **kwargs: Any) -> Any:
+        return self
+
+
+def chat(kind: Kind) -> Chat:
+    """The chat model of both graphs."""
+
+    def said() -> Iterator[AIMessage]:
+        for ident, args in script(kind):
+            if ident is None:
+                yield AIMessage(ANSWER)
+            else:
+                call: Any = {"name": kind.name, "args": args, "id": ident, "type": "tool_call"}
+                yield AIMessage("", tool_calls=[call])
+
+    return Chat(messages=said())
+
+
 class Scripted:
     """A model of `agent_logic` that plays a script."""
 
@@ -121,15 +146,21 @@ class Scripted:
         return ModelResponse(None, (ToolCall(ident, self._name, args),))
 
 
-def of_chart(kind: Kind, saver: Any = None, *, delta: bool = False) -> Any:
-    """The tool loop's chart, compiled."""
+def of_chart(kind: Kind, saver: Any = None, *, delta: bool = False, langchain: bool = False) -> Any:
+    """The tool loop's chart, compiled; its model and tools are functions, or LangChain's."""
     chart = load_chart()
     for state in ("awaiting_model", "awaiting_tool"):
         chart["states"][state]["meta"]["tools"] = list(TOOLS)
-    tools = tool_registry(lookup, tool(refund, side_effect=True, timeout_s=5), timeout_s=5)
+    model: Any = Scripted(kind)
+    given = [lookup, refund]
+    if langchain:
+        model = chat_model(chat(kind))
+        given = list(map(lc_tool, given))
+    harmless, harmful = given
+    tools = tool_registry(harmless, tool(harmful, side_effect=True, timeout_s=5), timeout_s=5)
     return statechart_graph(
         chart,
-        agent_logic(Scripted(kind), tools, budgets={"max_turns": None}),
+        agent_logic(model, tools, budgets={"max_turns": None}),
         state_schema=_schema(Talk, delta),
         messages_key="messages",
         checkpointer=saver,
@@ -144,7 +175,8 @@ def _step(state: Any) -> Command[Any]:
     event = state.get("event")
     if event is not None:
         said = [HumanMessage(event["prompt"])]
-        return Command(update={"messages": said, "event": None}, goto="model")
+        update = {"messages": said, "event": None, "decision": None}
+        return Command(update=update, goto="model")
     last = state["messages"][-1]
     if not isinstance(last, AIMessage):
         return Command(goto="model")
@@ -175,21 +207,26 @@ def _approval(state: Any) -> dict[str, Any]:
             ],
         }
     )
-    return {"decision": answer["decisions"][0]["type"]}
+    if answer["decisions"][0]["type"] == "approve":
+        return {"decision": "approve"}
+    refused = ToolMessage("not run: a person refused", tool_call_id=call["id"], name=call["name"])
+    return {"messages": [refused]}
 
 
 def _tools(state: Any) -> dict[str, Any]:
     (call,) = state["messages"][-1].tool_calls
-    if state.get("decision") == "reject":
-        content = "not run: a person refused it"
-    else:
-        content = TOOLS[call["name"]](**call["args"])
-    result = ToolMessage(content, tool_call_id=call["id"], name=call["name"])
-    return {"messages": [result], "decision": None}
+    content = TOOLS[call["name"]](**call["args"])
+    return {"messages": [ToolMessage(content, tool_call_id=call["id"], name=call["name"])]}
 
 
-def by_hand(kind: Kind, saver: Any = None, *, delta: bool = False) -> Any:
+def by_hand(kind: Kind, saver: Any = None, *, delta: bool = False, langchain: bool = False) -> Any:
     """The same agent without a chart."""
+    if langchain:
+        bound = chat(kind).bind_tools(list(map(lc_tool, TOOLS.values())))
+        run = ToolNode(list(map(lc_tool, TOOLS.values())))
+        return _compiled(
+            lambda state: {"messages": [bound.invoke(state["messages"])]}, run, saver, delta
+        )
     said, name = script(kind), kind.name or ""
 
     def model(state: Any) -> dict[str, Any]:
@@ -199,10 +236,14 @@ def by_hand(kind: Kind, saver: Any = None, *, delta: bool = False) -> Any:
         call: Any = {"name": name, "args": args, "id": ident, "type": "tool_call"}
         return {"messages": [AIMessage("", tool_calls=[call])]}
 
+    return _compiled(model, _tools, saver, delta)
+
+
+def _compiled(model: Any, tools: Any, saver: Any, delta: bool) -> Any:
     graph: Any = StateGraph(_schema(HandTalk, delta))
     graph.add_node("step", _step, destinations=("model", "approval", "tools", END))
     graph.add_edge(START, "step")
-    for task, run in (("model", model), ("approval", _approval), ("tools", _tools)):
+    for task, run in (("model", model), ("approval", _approval), ("tools", tools)):
         graph.add_node(task, run)
         graph.add_edge(task, "step")
     return graph.compile(checkpointer=saver)

@@ -56,11 +56,11 @@ def plain(value: Any, what: str, depth: int = 0) -> Any:
         return value
     if depth > _MAX_DEPTH:
         raise AgentError(f"{what} is nested too deeply to be recorded")
-    if isinstance(value, BaseModel):
+    if kind is not dict and isinstance(value, BaseModel):
         to_json = getattr(value, "to_json", None)
         value = to_json() if callable(to_json) else value.model_dump(mode="json")
-    if isinstance(value, Mapping):
-        if all(type(key) is str for key in value):
+    if kind is dict or isinstance(value, Mapping):
+        if not set(map(type, value)) - {str}:
             return {key: plain(each, what, depth + 1) for key, each in value.items()}
     elif isinstance(value, list | tuple):
         return [plain(each, what, depth + 1) for each in value]

@@ -59,7 +59,7 @@ class CallModel:
                 meter.spend()
         allowed = allowed_tools(None if scope is None else scope.node)
         messages = request_messages(context, self.system_prompt, shared=self._only_reads)
-        schemas = self.registry.schemas(allowed.names(self.registry))
+        schemas = self.registry.schemas(allowed)
         if self.is_async:
             return self._ask(scope, messages, schemas)
         with watch_model(scope, self.model, messages, schemas) as watch:
@@ -82,11 +82,11 @@ class CallModel:
         name = getattr(self.model, "name", None)
         request = LoopTextRequest.made(
             functools.partial(request_messages, context, None, shared=True),
+            functools.partial(self.registry.schemas, allowed),
             id=id,
             src=scope.invocation.src,
             model=name if isinstance(name, str) else None,
             system=self.system_prompt,
-            tools=self.registry.schemas(allowed.names(self.registry)),
         )
         return [request]
 

@@ -135,7 +135,8 @@ class _Move:
     def update(self) -> Any:
         """Take everything in, and say where to go on; a ``Command``."""
         settings, visit = self.settings, self.visit
-        for result in sorted(read_key(self.state, settings.results) or (), key=self._at):
+        results = read_key(self.state, settings.results)
+        for result in sorted(results or (), key=self._at):
             self._fire_until(self._at(result))
             self._take(result)
         self._fire_until(self.now)
@@ -148,7 +149,8 @@ class _Move:
         update = close(visit, settled, self.receipt)
         command = update if isinstance(update, Command) else Command(update=update)
         written = dict(command.update or {})
-        written[settings.results] = None
+        if results:
+            written[settings.results] = None
         work = self._work()
         self._remember(written)
         goto = self._goto(work, written)
@@ -268,9 +270,9 @@ class _Move:
         return receipt
 
     def _tell(self, before: Snapshot, step: AgentStep) -> None:
-        runtime = self.visit.runtime
-        if runtime is not None:
-            runtime.stream_writer(
+        writer = self.visit.writer()
+        if writer is not None:
+            writer(
                 {
                     "type": "statechart.transition",
                     "machine": step.snapshot.machine.id,

@@ -32,7 +32,7 @@ def read_key(state: Any, key: str) -> Any:
         >>> read_key({"xsm": 1}, "xsm"), read_key({}, "xsm")
         (1, None)
     """
-    if isinstance(state, Mapping):
+    if type(state) is dict or isinstance(state, Mapping):
         return state.get(key)
     value = getattr(state, key, _MISSING)
     if value is not _MISSING:

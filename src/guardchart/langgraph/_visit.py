@@ -220,12 +220,15 @@ class Visit:
         if self._known is not None and self.settings.recent is not None:
             self.settings.recent.leave(self._known)
 
+    def writer(self) -> Callable[[Any], None] | None:
+        """What writes to the custom stream; None where nobody reads it."""
+        writer = None if self.runtime is None else self.runtime.stream_writer
+        return writer if _is_heard(writer) else None
+
     def plugins(self, is_async: bool) -> list[Any]:
         """The plugins of this invocation: the custom stream's, and the bound ones."""
-        found: list[Any] = []
-        runtime = self.runtime
-        if runtime is not None and _is_heard(runtime.stream_writer):
-            found.append(TransitionStream(runtime.stream_writer))
+        writer = self.writer()
+        found: list[Any] = [] if writer is None else [TransitionStream(writer)]
         for plugin in self.settings.plugins:
             bind = getattr(plugin, "bind_invocation", None)
             found.append(plugin if bind is None else bind(self.config, is_async=is_async))
@@ -441,6 +444,8 @@ class Visit:
 
 def _is_heard(writer: Any) -> bool:
     """Whether anybody reads what is written: whether the writer's body does anything at all."""
+    if writer is None:
+        return False
     code = getattr(writer, "__code__", None)
     return code is None or code.co_code != _UNHEARD
 
