@@ -157,7 +157,7 @@ class _Move:
         visit.leave()
         if goto != [END]:
             mark_open(written, self.node.state_key)
-            visit.remember(written.get(self.node.state_key))
+            visit.remember(written.get(self.node.state_key), self._calls())
         if APPROVAL in goto or any(isinstance(g, Send) and g.node == APPROVAL for g in goto):
             written[settings.asked] = self.now
         also = command.goto if isinstance(command.goto, list | tuple) else [command.goto]
@@ -319,6 +319,10 @@ class _Move:
     def _requests(self) -> tuple[Any, ...]:
         step = self._last()
         return self.task.requests(self._here(), self.ledger) if step is None else step.requests
+
+    def _calls(self) -> tuple[Any, ...] | None:
+        step = self._last()
+        return None if step is None else tuple(r for r in step.requests if r.kind == "tool")
 
     def _standing(self) -> Stepper:
         step = self._last()

@@ -29,6 +29,8 @@ class Known(NamedTuple):
         snapshot: What reading it would give.
         channel: The messages of the channel as the task found them.
         compact: The same in compact form.
+        calls: The tool calls that it waits for, as requests; None where nobody has looked. What
+            they were told of is judged again when they run.
     """
 
     data: Any
@@ -36,6 +38,7 @@ class Known(NamedTuple):
     snapshot: Snapshot
     channel: Sequence[Any]
     compact: Sequence[dict[str, Any]]
+    calls: tuple[Any, ...] | None
 
     def told(self, channel: Any) -> Sequence[dict[str, Any]]:
         """The compact form of a channel's first messages; nothing unless they are the very same."""

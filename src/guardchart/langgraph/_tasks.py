@@ -77,11 +77,14 @@ class _Request(BaseTask):
     def found(self, visit: Visit, state: Any, ledger: Any) -> tuple[Any, Waiting] | None:
         """The request, and the service that waits for its result."""
         wanted = read_key(state, ITEM) if isinstance(state, Mapping) else None
-        for request in self.requests(visit, ledger):
+        for request in self.offered(visit, ledger):
             if request.kind in self.kinds and wanted in (None, request.id):
                 waiting = self.waiting(visit, request.id, ledger)
                 return None if waiting is None else (request, waiting)
         return None
+
+    def offered(self, visit: Visit, ledger: Any) -> tuple[Any, ...]:
+        return self.requests(visit, ledger)
 
 
 class _Model(_Request):
@@ -166,6 +169,11 @@ class _Tools(_Request):
     """Takes one call through the gate. Never raises: one that did would cancel its siblings."""
 
     kinds = ("tool",)
+
+    def offered(self, visit: Visit, ledger: Any) -> tuple[Any, ...]:
+        known = visit.known
+        calls = None if known is None else known.calls
+        return self.requests(visit, ledger) if calls is None else calls
 
     def run(self, state: Any, config: Any) -> Any:
         visit = self.looked(state, config)

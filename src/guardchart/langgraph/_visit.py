@@ -102,18 +102,19 @@ class Visit:
         receipt: What is known of the event's fate before it is sent: a refusal.
         conversation: The messages of ``messages_key``.
         kept: The very message objects the chart starts with.
+        known: What an earlier task of this run knew of the snapshot.
         written: The snapshot that is written back, None where none is.
     """
 
     __slots__ = (
         "_entry",
-        "_known",
         "config",
         "consumed",
         "conversation",
         "event",
         "found",
         "kept",
+        "known",
         "loaded",
         "own",
         "receipt",
@@ -141,7 +142,7 @@ class Visit:
         self.event: Event | None = None
         self.found: dict[str, Any] | None = None
         self.written: Snapshot | None = None
-        self._known: Known | None = None
+        self.known: Known | None = None
         self.snapshot: Snapshot | None = None
         self.standing: tuple[Snapshot, Stepper] | None = None
         self.own = False
@@ -207,18 +208,19 @@ class Visit:
             self.snapshot = self.loaded = self._load_snapshot()
         self._converse()
 
-    def remember(self, data: Any) -> None:
+    def remember(self, data: Any, calls: tuple[Any, ...] | None) -> None:
         """Have the next tasks of this run spared what this one knows of a snapshot it wrote."""
         recent, conversation = self.settings.recent, self.conversation
         if recent is None or self.written is None:
             return
-        said = ((), ()) if conversation is None else (conversation.channel, conversation.told)
-        recent.keep(Known(data, self.scope, self.written, *said))
+        channel = () if conversation is None else conversation.channel
+        told = () if conversation is None else conversation.told
+        recent.keep(Known(data, self.scope, self.written, channel, told, calls))
 
     def leave(self) -> None:
         """Have what is known of the snapshot that was found forgotten: no other task reads it."""
-        if self._known is not None and self.settings.recent is not None:
-            self.settings.recent.leave(self._known)
+        if self.known is not None and self.settings.recent is not None:
+            self.settings.recent.leave(self.known)
 
     def writer(self) -> Callable[[Any], None] | None:
         """What writes to the custom stream; None where nobody reads it."""
@@ -324,7 +326,7 @@ class Visit:
         if key is None:
             return
         prompt = None if self.event is None else self.event.payload.get("prompt")
-        channel, known = read_key(self.state, key), self._known
+        channel, known = read_key(self.state, key), self.known
         told = () if known is None else known.told(channel)
         conversation = Conversation(channel, prompt, told)
         self.conversation = conversation
@@ -339,10 +341,10 @@ class Visit:
         settings = self.settings
         self.found = parse_snapshot(self._entry, settings.state_key)
         if settings.recent is not None:
-            self._known = settings.recent.find(self.found, self.scope)
-        if self._known is not None:
+            self.known = settings.recent.find(self.found, self.scope)
+        if self.known is not None:
             self.own = settings.seal is not None
-            return self._known.snapshot
+            return self.known.snapshot
         data = dict(self.found)
         data.pop("receipt", None)
         data.pop(LINEAGE, None)
