@@ -1,5 +1,7 @@
 """What a chart in a LangGraph node costs: ``python -m benchmarks.node [--rounds N] [--no-peer]``.
 
+With ``--graph``: what it costs compiled into tasks, see `benchmarks._graph_rows`.
+
 Every row is a ratio of CPU times taken in one process. The peer runs in an environment of its
 own, made on first use below the user's cache folder, and takes turns with guardchart. Exit
 status 1: a bar was missed.
@@ -132,7 +134,13 @@ def main() -> int:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--rounds", type=int, default=60, help="invocations per case and turn")
     options.add_argument("--no-peer", action="store_true", help="measure guardchart alone")
+    options.add_argument("--graph", action="store_true", help="measure statechart_graph")
+    options.add_argument("--json", action="store_true", help="with --graph: one JSON object")
     chosen = options.parse_args()
+    if chosen.graph:
+        from benchmarks._graph_rows import report
+
+        return report(chosen.rounds, as_json=chosen.json)
     python = None if chosen.no_peer else peer_python()
     ours = Worker(sys.executable, "guardchart")
     peer = None if python is None else Worker(python, "peer")

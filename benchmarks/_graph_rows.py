@@ -1,0 +1,128 @@
+"""What a superstep of `statechart_graph` costs; ``python -m benchmarks.node --graph``.
+
+Peer is the same graph written by hand (`benchmarks._task_graphs`): the same nodes, supersteps,
+messages and saver. A unit is one turn on a thread of its own, CPU time of this process, chart
+and peer taking turns.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from typing import Any, NamedTuple
+
+from langgraph.checkpoint.memory import InMemorySaver
+
+from benchmarks._task_graphs import KINDS, Kind, by_hand, of_chart, talk
+
+__all__ = ["ROWS", "GraphRow", "measure", "report"]
+
+WARM = 5
+
+
+class GraphRow(NamedTuple):
+    """One kind of turn, what it runs on, and the ratio it must stay under; None is for show."""
+
+    kind: str
+    saver: bool
+    held: int
+    langchain: bool
+    bar: float | None
+
+    @property
+    def title(self) -> str:
+        """The row's name in the table."""
+        nodes = "LangChain's" if self.langchain else "functions"
+        where = "InMemorySaver" if self.saver else "no saver"
+        held = f", {self.held} messages" if self.held else ""
+        return f"{self.kind:9}{nodes}, {where}{held}"
+
+
+ROWS = (
+    GraphRow("answer", True, 0, True, None),
+    GraphRow("tool", True, 0, True, None),
+    GraphRow("approval", True, 0, True, None),
+    GraphRow("tool", False, 0, True, None),
+    GraphRow("answer", True, 0, False, None),
+    GraphRow("tool", True, 0, False, None),
+    GraphRow("approval", True, 0, False, None),
+    GraphRow("tool", True, 200, False, None),
+    GraphRow("tool", False, 0, False, None),
+)
+
+
+class Measured(NamedTuple):
+    """CPU times of a superstep, in microseconds, and their ratio.
+
+    Attributes:
+        ratio: The median of the turns' ratios.
+        ratio_of_best: Of the fastest turn of each.
+        chart_us: The fastest turn of the chart's graph, per superstep.
+        hand_us: The same of the peer.
+        supersteps: How many a turn has, in both.
+    """
+
+    ratio: float
+    ratio_of_best: float
+    chart_us: float
+    hand_us: float
+    supersteps: int
+
+
+def measure(row: GraphRow, rounds: int) -> Measured:
+    """Measure one row."""
+    kind = KINDS[row.kind]
+    chart = of_chart(kind, InMemorySaver() if row.saver else None, langchain=row.langchain)
+    hand = by_hand(kind, InMemorySaver() if row.saver else None, langchain=row.langchain)
+    steps = _supersteps(row, kind)
+    said = [("user" if n % 2 == 0 else "ai", f"message {n}: what of it?") for n in range(row.held)]
+    spent: dict[bool, list[float]] = {True: [], False: []}
+    for number in range(rounds + WARM):
+        for app, is_chart in ((chart, True), (hand, False)):
+            thread: Any = {"configurable": {"thread_id": f"t{number}"}}
+            if said:
+                app.update_state(thread, {"messages": said})
+            start = time.process_time()
+            talk(app, kind, thread, chart=is_chart)
+            if number >= WARM:
+                spent[is_chart].append((time.process_time() - start) * 1e6 / steps)
+    ours, theirs = spent[True], spent[False]
+    return Measured(
+        ratio=statistics.median(a / b for a, b in zip(ours, theirs, strict=True)),
+        ratio_of_best=min(ours) / min(theirs),
+        chart_us=min(ours),
+        hand_us=min(theirs),
+        supersteps=steps,
+    )
+
+
+def _supersteps(row: GraphRow, kind: Kind) -> int:
+    """How many supersteps a turn has; an approval's begins anew when it is resumed."""
+    found = []
+    for make, chart in ((of_chart, True), (by_hand, False)):
+        app = make(kind, InMemorySaver(), langchain=row.langchain)
+        thread: Any = {"configurable": {"thread_id": "t"}}
+        talk(app, kind, thread, chart=chart)
+        history = app.get_state_history(thread)
+        found.append(sum(len(state.next) for state in history if state.next != ("__start__",)))
+    assert found[0] == found[1], f"the graphs differ: {found}"
+    return found[0]
+
+
+def report(rounds: int, *, as_json: bool) -> int:
+    """Print the table; return the exit status."""
+    found = {row: measure(row, rounds) for row in ROWS}
+    missed = any(row.bar is not None and each.ratio > row.bar for row, each in found.items())
+    if as_json:
+        print(json.dumps({row.title: each._asdict() for row, each in found.items()}))
+        return 1 if missed else 0
+    print("CPU time of a superstep, statechart_graph / by hand\n")
+    print(f"{'':48}{'ratio':>7}{'best':>7}{'bar':>7}   by hand / chart, us")
+    for row, each in found.items():
+        bar = "-" if row.bar is None else f"{row.bar:.2f}"
+        print(
+            f"{row.title:48}{each.ratio:7.2f}{each.ratio_of_best:7.2f}{bar:>7}"
+            f"   {each.hand_us:.0f} / {each.chart_us:.0f}"
+        )
+    return 1 if missed else 0
