@@ -41,6 +41,7 @@ __all__ = [
 ]
 
 _MAX_DEPTH: Final = 64
+_AS_IT_IS: Final = frozenset({str, bool, int, type(None)})
 
 
 def plain(value: Any, what: str, depth: int = 0) -> Any:
@@ -50,7 +51,7 @@ def plain(value: Any, what: str, depth: int = 0) -> Any:
         AgentError: Something in it is not JSON; ``what`` names it, the value is not shown.
     """
     kind = type(value)
-    if value is None or kind is str or kind is bool or kind is int:
+    if kind in _AS_IT_IS:
         return value
     if kind is float and math.isfinite(value):
         return value
@@ -61,9 +62,12 @@ def plain(value: Any, what: str, depth: int = 0) -> Any:
         value = to_json() if callable(to_json) else value.model_dump(mode="json")
     if kind is dict or isinstance(value, Mapping):
         if not set(map(type, value)) - {str}:
-            return {key: plain(each, what, depth + 1) for key, each in value.items()}
+            return {
+                key: each if type(each) in _AS_IT_IS else plain(each, what, depth + 1)
+                for key, each in value.items()
+            }
     elif isinstance(value, list | tuple):
-        return [plain(each, what, depth + 1) for each in value]
+        return [each if type(each) in _AS_IT_IS else plain(each, what, depth + 1) for each in value]
     raise AgentError(
         f"{what} holds a {type(value).__name__}, which no log can keep; return JSON types or a "
         "pydantic model"

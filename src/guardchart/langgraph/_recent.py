@@ -1,13 +1,14 @@
 """What the tasks of one run hand to each other in memory, so that it is read once a run.
 
 Within a run LangGraph hands the very objects that one task wrote to the next. A snapshot that is
-still that object need not be read and checked again, and of a message channel only what is new
-has to be converted. Everything that comes from a checkpoint, from a parent graph or from the app
-is another object, and is read as the untrusted state it is.
+still that object, and still says the same, need not be read and checked again, and of a message
+channel only what is new has to be converted. What comes from a checkpoint, from a parent graph or
+from the app is another object, or says something else, and is read as the untrusted state it is.
 """
 
 from __future__ import annotations
 
+import marshal
 import operator
 import threading
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from guardchart.kernel import Snapshot
 
-__all__ = ["Known", "Recent"]
+__all__ = ["Known", "Recent", "text_of"]
 
 _MOST: Final = 64
 
@@ -25,6 +26,7 @@ class Known(NamedTuple):
 
     Attributes:
         data: The very dict that was written.
+        text: What it says, as bytes.
         scope: Whose it is.
         snapshot: What reading it would give.
         channel: The messages of the channel as the task found them.
@@ -34,6 +36,7 @@ class Known(NamedTuple):
     """
 
     data: Any
+    text: bytes
     scope: str | None
     snapshot: Snapshot
     channel: Sequence[Any]
@@ -46,6 +49,15 @@ class Known(NamedTuple):
         if not isinstance(channel, list) or len(channel) < len(known):
             return ()
         return self.compact if all(map(operator.is_, known, channel)) else ()
+
+
+def text_of(data: Any) -> bytes | None:
+    """What a dict of JSON types says; the same data may differ in it, different data may not."""
+    try:
+        # The oldest form: newer ones tell by which references an object is held.
+        return marshal.dumps(data, 2)
+    except ValueError:
+        return None
 
 
 class Recent:
@@ -63,9 +75,11 @@ class Recent:
             self._known[id(known.data)] = known
 
     def find(self, data: Any, scope: str | None) -> Known | None:
-        """What is known of a state entry; None unless it is the very dict that was kept."""
+        """What is known of a state entry; None unless it is the dict that was kept, unchanged."""
         known = self._known.get(id(data))
-        return known if known is not None and known.data is data and known.scope == scope else None
+        if known is None or known.data is not data or known.scope != scope:
+            return None
+        return known if text_of(data) == known.text else None
 
     def leave(self, known: Known) -> None:
         """Forget a snapshot: the run goes on from another, or hands this one out."""

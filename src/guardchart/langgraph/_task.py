@@ -241,8 +241,17 @@ def _storable(value: dict[str, Any]) -> dict[str, Any]:
 
 
 def _holds_huge(value: Any) -> bool:
-    if isinstance(value, dict):
-        return any(map(_holds_huge, value.values()))
-    if isinstance(value, list):
-        return any(map(_holds_huge, value))
-    return isinstance(value, int) and not -(2**63) <= value < 2**64
+    """Whether JSON types hold an integer that no checkpoint takes."""
+    level = [value]
+    while level:
+        below: list[Any] = []
+        for each in level:
+            kind = type(each)
+            if kind is dict:
+                below.extend(each.values())
+            elif kind is list:
+                below.extend(each)
+            elif kind is int and not -(2**63) <= each < 2**64:
+                return True
+        level = below
+    return False

@@ -33,7 +33,7 @@ from guardchart.kernel import (
     load,
 )
 from guardchart.langgraph._messages import SPENT_IDS, Conversation, without
-from guardchart.langgraph._recent import Known, Recent
+from guardchart.langgraph._recent import Known, Recent, text_of
 from guardchart.langgraph._reducers import LINEAGE
 from guardchart.langgraph._state import check_clearable, is_blank, parse_snapshot, read_key
 from guardchart.langgraph._view import StatechartView, TransitionStream, refusal
@@ -211,11 +211,12 @@ class Visit:
     def remember(self, data: Any, calls: tuple[Any, ...] | None) -> None:
         """Have the next tasks of this run spared what this one knows of a snapshot it wrote."""
         recent, conversation = self.settings.recent, self.conversation
-        if recent is None or self.written is None:
+        text = text_of(data)
+        if recent is None or self.written is None or text is None:
             return
         channel = () if conversation is None else conversation.channel
         told = () if conversation is None else conversation.told
-        recent.keep(Known(data, self.scope, self.written, channel, told, calls))
+        recent.keep(Known(data, text, self.scope, self.written, channel, told, calls))
 
     def leave(self) -> None:
         """Have what is known of the snapshot that was found forgotten: no other task reads it."""
