@@ -13,10 +13,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.postgres import PostgresSaver
+from langgraph.graph import START, StateGraph
 
+from guardchart.agents import FakeModel, agent_logic
 from guardchart.errors import AgentConfigError
 from guardchart.gate import approval_event
+from guardchart.langgraph import statechart_graph
+from tests.langgraph.graphs import Refunds, State, loop_chart, start, thread
 from tests.langgraph.once.faults import FAULTS, Fault
 from tests.langgraph.once.hosts import (
     DURABILITIES,
@@ -194,6 +199,31 @@ async def test_a_retry_of_the_node_around_a_subgraph_is_refused_and_the_thread_g
         assert (await host.go_on(item)).what == "done" and await host.pending() == []
         await host.next_turn()
         assert len(host.entries) == 1
+
+
+def test_a_subgraph_is_begun_once_a_task_whatever_other_subgraph_the_task_began_before() -> None:
+    def small(prompt: str) -> Any:
+        model = FakeModel([{"text": f"{prompt} {n}"} for n in range(9)], is_async=False)
+        return statechart_graph(
+            loop_chart("lookup"), agent_logic(model, Refunds().tools()), as_subgraph=True
+        )
+
+    first, second = small("first"), small("second")
+    calls = [first, second]
+
+    def both(state: Any) -> Any:
+        said = [each.invoke({"event": start("Go on.")})["xsm"]["context"] for each in calls]
+        return {"answer": [context["result"] for context in said]}
+
+    graph = StateGraph(State)
+    graph.add_node("both", both)
+    graph.add_edge(START, "both")
+    app = graph.compile(checkpointer=InMemorySaver())
+    for turn in range(2):
+        assert app.invoke({}, thread())["answer"] == [f"first {turn}", f"second {turn}"]
+    calls.append(second)
+    with pytest.raises(AgentConfigError, match="begun a second time"):
+        app.invoke({}, thread())
 
 
 @pytest.mark.parametrize("way", ["again", "reject", "new input"])

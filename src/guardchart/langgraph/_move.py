@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
@@ -34,6 +35,7 @@ from guardchart.langgraph._task import (
     TIMER,
     TOOLS,
     BaseTask,
+    GraphSettings,
 )
 from guardchart.langgraph._update import close
 from guardchart.langgraph._visit import Visit
@@ -44,6 +46,10 @@ __all__ = ["Step"]
 
 class Step(BaseTask):
     """Moves the machine: results, deadlines that have passed, then the event."""
+
+    def __init__(self, settings: GraphSettings) -> None:
+        super().__init__(settings)
+        self._begun = _Begun()
 
     def run(self, state: Any, config: Any) -> Any:
         visit = self._opened(state, config)
@@ -63,7 +69,7 @@ class Step(BaseTask):
 
     def _opened(self, state: Any, config: Any) -> Visit:
         visit = self.visit(self.settings.view(state), config)
-        if self.settings.remembers and visit.runtime is not None and _begun_again():
+        if self.settings.remembers and visit.runtime is not None and self._begun.again():
             raise AgentConfigError(_BEGUN_AGAIN)
         return visit
 
@@ -76,11 +82,36 @@ _BEGUN_AGAIN: Final = (
 )
 
 
-def _begun_again() -> bool:
-    """Whether the namespace says so: ``agent|1|step:<id>`` after ``agent|step:<id>``."""
-    namespace = (get_config().get("configurable") or {}).get("checkpoint_ns")
-    parts = namespace.split("|") if isinstance(namespace, str) else []
-    return len(parts) > 2 and parts[-2].isdecimal()
+class _Begun:
+    """Under which namespaces a subgraph has been begun, to tell when it is begun again.
+
+    LangGraph numbers the subgraphs that a task begins: ``agent|step:<id>``, then
+    ``agent|1|step:<id>``. The number alone says nothing, since another subgraph may have come
+    first. A retry happens in one process, so its memory is enough.
+    """
+
+    MOST: Final = 1024
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[Any, str, str], str] = {}
+        self._lock = threading.Lock()
+
+    def again(self) -> bool:
+        """Whether the running task's parent has begun this subgraph before, elsewhere."""
+        configurable = get_config().get("configurable") or {}
+        namespace, _, _ = str(configurable.get("checkpoint_ns")).rpartition("|")
+        base, _, number = namespace.rpartition("|")
+        if not number.isdecimal():
+            base = namespace
+        around = (configurable.get("checkpoint_map") or {}).get(base.rpartition("|")[0])
+        if around is None:  # nothing is kept, so that there is nothing to lose
+            return False
+        key = (configurable.get("thread_id"), base, around)
+        with self._lock:
+            first = self._known.setdefault(key, namespace)
+            if len(self._known) > self.MOST:
+                del self._known[next(iter(self._known))]
+        return first != namespace
 
 
 class _Settled(NamedTuple):
