@@ -87,15 +87,16 @@ def turn_facts(
     now: int = 0,
 ) -> Facts:
     """Return the facts that the calls of one turn share; a row is added for each call."""
-    counts: Mapping[str, int] = {}
+    duplicates: frozenset[str] = frozenset()
     if len(calls) > 1:
         counts = Counter(call.id for call in calls if type(call.id) is str)
+        duplicates = frozenset(ident for ident, n in counts.items() if n > 1)
     return Facts(
         registry=registry,
         allowed=as_allowed(allowed),
         max_tool_calls=max_tool_calls,
         turn_size=len(calls),
-        duplicate_ids=frozenset(ident for ident, n in counts.items() if n > 1),
+        duplicate_ids=duplicates,
         spent_ids=frozenset(spent_ids),
         context={} if context is None else context,
         entered={} if entered is None else entered,

@@ -421,13 +421,13 @@ def _named(fn: Callable[[], str], name: str) -> Tool:
 
 
 def _read(state: Any, key: str) -> Any:
-    if isinstance(state, Mapping):
+    if isinstance(state, (dict, Mapping)):  # a dict is told at once, without the ABC
         return state.get(key)
     return getattr(state, key, None)
 
 
 def _notes(turn: Any) -> dict[str, Note]:
-    calls = turn.get("calls") if isinstance(turn, Mapping) else None
+    calls = turn.get("calls") if turn and isinstance(turn, Mapping) else None
     if not isinstance(calls, list | tuple):
         return {}
     return {
