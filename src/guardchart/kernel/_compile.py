@@ -23,6 +23,7 @@ from guardchart.kernel._checks import check_eventless, check_invoke_ids, check_j
 from guardchart.kernel._config import copy_config, read_chart
 from guardchart.kernel._configuration import Configuration, PlanCache
 from guardchart.kernel._delays import checked_delay, literal_delay
+from guardchart.kernel._draft import clone, is_scalar
 from guardchart.kernel._events import DONE_ACTOR, DONE_STATE, ERROR_ACTOR, SNAPSHOT_ACTOR
 from guardchart.kernel._guards import bind_guard
 from guardchart.kernel._nodes import (
@@ -69,6 +70,7 @@ class Machine:
         self.id = spec.id
         self.version = spec.version
         self.context: Mapping[str, Any] = MappingProxyType(copy_config(spec.context))
+        self._nested = tuple(key for key, value in self.context.items() if not is_scalar(value))
         self.strict = spec.strict
         self.policy = spec.policy
         self.max_microsteps = spec.max_microsteps
@@ -135,6 +137,14 @@ class Machine:
             active.add(leaf)
             active.update(leaf.ancestors)
         return self.cache.intern(active)
+
+    def fresh_context(self) -> dict[str, Any]:
+        """Return a copy of the declared context that shares no container with it."""
+        context = dict(self.context)
+        memo: dict[int, Any] = {}
+        for key in self._nested:
+            context[key] = clone(context[key], memo)
+        return context
 
     def knows(self, event_type: str) -> bool:
         """Tell whether any state, active or not, has a descriptor for this event type."""

@@ -219,7 +219,10 @@ class Configuration:
 
 
 class PlanCache:
-    """The configurations of one machine, and the count that keeps its tables small."""
+    """The configurations of one machine, and the count that keeps its tables small.
+
+    ``blank`` is the one without states, from which a machine starts.
+    """
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
@@ -229,6 +232,7 @@ class PlanCache:
         self._plans = 0
         self._rows = 0
         self._initial: Plan | None = None
+        self.blank = Configuration(machine, ())
         self.limit = max(512, 2 * len(machine.order))
         self.histories = any(node.type == "history" for node in machine.order)
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import ItemsView, Iterator, KeysView, Mapping, ValuesView
+from itertools import repeat
+from operator import is_
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -27,6 +29,11 @@ _SCALARS: Final = frozenset({str, int, float, bool, type(None), bytes, complex})
 _ABSENT: Final = object()
 
 
+def is_scalar(value: Any) -> bool:
+    """Whether a value cannot change, so that contexts may share it."""
+    return type(value) in _SCALARS
+
+
 def clone(value: Any, memo: dict[int, Any]) -> Any:
     """Copy a value deeply; what cannot be copied (a client, a lock) is shared."""
     kind = type(value)
@@ -42,7 +49,8 @@ def clone(value: Any, memo: dict[int, Any]) -> Any:
             made[key] = item if type(item) in _SCALARS else clone(item, memo)
     elif kind is list:
         made = memo[id(value)] = []
-        made.extend(item if type(item) in _SCALARS else clone(item, memo) for item in value)
+        for item in value:
+            made.append(item if type(item) in _SCALARS else clone(item, memo))
     elif kind is tuple:
         made = memo[id(value)] = tuple(clone(item, memo) for item in value)
     else:
@@ -149,6 +157,9 @@ class Draft(dict[str, Any]):
         keep their identity from snapshot to snapshot.
         """
         origin = self._origin
+        now, before = dict.values(self), map(origin.get, dict.keys(self), repeat(_ABSENT))
+        if len(origin) == len(self) and all(map(is_, now, before)):
+            return None
         # Not dict.copy(self): CPython would go through this class's own accessors and clone all.
         final = dict(dict.items(self))
         changed = len(final) != len(origin)

@@ -62,15 +62,26 @@ def bind_guard(
         return Guard(spec, lambda context, event, config: node in config.active)
     if spec.kind == "name":
         return _named(spec, find(spec))
-    tests = [bind_guard(inner, find, resolve).test for inner in spec.guards]
+    inner = [bind_guard(each, find, resolve) for each in spec.guards]
     if spec.kind == "not":
-        inner_test = tests[0]
-        return Guard(spec, lambda context, event, config: not inner_test(context, event, config))
+        return _negated(spec, inner[0])
+    tests = [each.test for each in inner]
     if spec.kind == "and":
         return Guard(
             spec, lambda context, event, config: all(t(context, event, config) for t in tests)
         )
     return Guard(spec, lambda context, event, config: any(t(context, event, config) for t in tests))
+
+
+def _negated(spec: GuardSpec, inner: Guard) -> Guard:
+    test, fn = inner.test, inner.fn
+    if fn is None:
+        return Guard(spec, lambda context, event, config: not test(context, event, config))
+    return Guard(
+        spec,
+        lambda context, event, config: not verdict(fn(context, event)),
+        lambda context, event: not verdict(fn(context, event)),
+    )
 
 
 def _named(spec: GuardSpec, fn: Callable[..., Any] | None) -> Guard:

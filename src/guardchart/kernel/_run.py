@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from itertools import repeat
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
@@ -453,8 +454,9 @@ class Run:
             faults = tuple(self.faults)
             return self.before, NO_EFFECTS, Receipt(status, reason, faults, False, self.config.ids)
         if known is None or len(self.microsteps) != 1 or self.faults:
-            steps = tuple(map(Microstep._make, self.microsteps))
-            known = Receipt(status, reason, tuple(self.faults), True, self.config.ids, steps)
+            steps = tuple(map(_new, repeat(Microstep), self.microsteps))
+            fields = (status, reason, tuple(self.faults), True, self.config.ids, steps)
+            known = _new(Receipt, fields)
         return self.snapshot(), tuple(self.effects), known
 
     def _idle(self) -> bool:
@@ -527,6 +529,7 @@ class Run:
 
 
 _PLAIN: Final = frozenset({str, int, float, bool, type(None)})
+_TEXT: Final = frozenset({str})
 TAKEN: Final[tuple[ReceiptStatus, str | None]] = ("taken", None)
 FORBIDDEN: Final[tuple[ReceiptStatus, str | None]] = ("forbidden", "a handler swallows this event")
 
@@ -545,9 +548,8 @@ def merge(context: Mapping[str, Any], updates: Any) -> Mapping[str, Any]:
                 _refuse_awaitable(updates)
             raise StepError("an action must return the keys to update, or None")
         updates = dict(updates)
-    for key in updates:
-        if type(key) is not str:
-            raise StepError("an action must return text keys")
+    if not _TEXT.issuperset(map(type, updates)):
+        raise StepError("an action must return text keys")
     return MappingProxyType({**context, **updates})
 
 

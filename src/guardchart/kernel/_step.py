@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from guardchart.errors import GuardchartError, StepError
 from guardchart.kernel._configuration import Candidate, Configuration, Row
-from guardchart.kernel._draft import clone
 from guardchart.kernel._effects import NO_EFFECTS, Effect, Effects, Send
 from guardchart.kernel._events import (
     AFTER,
@@ -234,13 +233,12 @@ def initial_step(
         StepError: more than ``maxMicrosteps`` microsteps.
     """
     machine.require_bound()
-    context: dict[str, Any] = clone(dict(machine.context), {})
+    context = machine.fresh_context()
     if input is not None and "input" not in context:
         context["input"] = input
     plan = machine.cache.initial()
     event = InitEvent(input)
-    blank = Configuration(machine, ())
-    before = Snapshot(0, "active", context, blank)
+    before = Snapshot(0, "active", MappingProxyType(context), machine.cache.blank)
     run = Run(machine, before, now, host)
     try:
         run.execute(plan, event)
@@ -384,24 +382,25 @@ def resolve(snapshot: Snapshot, event: EngineEvent) -> Event | None:
     chart's actions see the same one.
     """
     kind, key = event.kind, event.key
-    if snapshot.status != "active":
+    _, status, _, config, rest = snapshot
+    if status != "active":
         return None
     if kind == "fired":
-        if key in snapshot.sends:
-            event.event = snapshot.sends[key].event
-        elif key in snapshot.timers:
+        if key in rest.sends:
+            event.event = rest.sends[key].event
+        elif key in rest.timers:
             if event.event is None:
-                event.event = Event(snapshot.machine.timers[key][1].event_type, event.value)
+                event.event = Event(config.machine.timers[key][1].event_type, event.value)
         else:
             return None
         return event.event
     child_id = key.rpartition("@")[0]
-    child = snapshot.children.get(child_id)
+    child = rest.children.get(child_id)
     if child is None or child.key != key or child.status != "active":
         return None
     if event.event is None:
         prefix = _OF_CHILD[kind]
-        node = None if child.spawned else snapshot.machine.nodes.get(child.state_id)
+        node = None if child.spawned else config.machine.nodes.get(child.state_id)
         event.event = DoneEvent(
             prefix + child_id, event.value, child.src, invoke_id=child_id, node=node
         )
