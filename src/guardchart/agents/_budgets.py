@@ -36,6 +36,9 @@ MAX_COST_USD: Final = 1e15
 """What infinite cost is stored as: JSON has no infinity. Reaching it exhausts every budget."""
 
 
+_NUMBERS: Final = (int, float)
+
+
 @dataclass(frozen=True, slots=True)
 class Budget:
     """Limits of one agent's run; None means no limit.
@@ -274,7 +277,9 @@ def _spent(context: Any, key: str, ceiling: Any) -> Any:
         value = context.get(key, 0)
     except (AttributeError, TypeError):  # the context itself is no mapping
         return ceiling
-    if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
+    if type(value) is int and 0 <= value < ceiling:
+        return value
+    if isinstance(value, bool) or not isinstance(value, _NUMBERS) or value != value:
         return ceiling
     if value <= 0:
         return 0
@@ -284,13 +289,15 @@ def _spent(context: Any, key: str, ceiling: Any) -> Any:
 
 
 def _reported_count(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+    if type(value) is int and 0 <= value < MAX_COUNT:
+        return value
+    if isinstance(value, bool) or not isinstance(value, _NUMBERS) or not value > 0:
         return 0
     return MAX_COUNT if value >= MAX_COUNT else math.ceil(value)
 
 
 def _reported_cost(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, _NUMBERS):
         return 0.0
     if value != value or value >= MAX_COST_USD:
         return math.inf
@@ -298,4 +305,6 @@ def _reported_cost(value: Any) -> float:
 
 
 def _read(usage: Any, name: str) -> Any:
-    return usage.get(name) if isinstance(usage, Mapping) else getattr(usage, name, None)
+    if type(usage) is not Usage and isinstance(usage, Mapping):
+        return usage.get(name)
+    return getattr(usage, name, None)

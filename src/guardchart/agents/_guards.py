@@ -77,6 +77,8 @@ class LoopGuards:
 
     def assessed(self, turn: ModelResponse, context: Mapping[str, Any], node: Any) -> ModelTurn:
         """The turn with one verdict per call, for the state that asked for it."""
+        if isinstance(turn, ModelTurn) and not turn.tool_calls and turn.verdicts == ():
+            return turn
         verdicts: list[Verdict] = []
         if turn.tool_calls:
             verdicts = assess(

@@ -136,7 +136,7 @@ class LedgerHook:
             return None
         judged = self.judged(snapshot, event)
         if not judged.tool_calls or not all(each.ok for each in judged.verdicts or ()):
-            return BeforeStep(event=done(event.key, judged))
+            return None if judged is turn else BeforeStep(event=done(event.key, judged))
         batch_no = snapshot.batch_no + 1
         try:
             rows = propose_verdicts(

@@ -64,7 +64,7 @@ class CallModel:
             return self._ask(scope, messages, schemas)
         with watch_model(scope, self.model, messages, schemas) as watch:
             answer = self._begin(scope, messages, schemas)
-            if inspect.isawaitable(answer):
+            if not isinstance(answer, ModelResponse) and inspect.isawaitable(answer):
                 if inspect.iscoroutine(answer):
                     answer.close()
                 raise TypeError(
@@ -140,6 +140,8 @@ def _turn(answer: Any) -> ModelTurn:
         clamp_usage(answer.usage),
         answer.model,
         answer.finish_reason,
+        # Without calls there is nothing to assess.
+        verdicts=None if answer.tool_calls else (),
         charged=True,
     )
 
