@@ -6,6 +6,7 @@ import enum
 import json
 import math
 import time
+import tracemalloc
 from collections import OrderedDict
 from typing import Any
 
@@ -131,6 +132,9 @@ def test_copy_stops_at_the_depth_cap() -> None:
         return value
 
     assert copied(nested(5), max_depth=5) == nested(5)
+    with_list = {"context": {"context": []}}
+    assert copied(with_list, max_depth=3) == with_list
+    assert refusal(with_list, max_depth=2).path == "$.context.context"
     error = refusal(nested(6), max_depth=5)
     assert "max_depth=5" in str(error)
     assert error.path == "$" + ".context" * 5
@@ -164,6 +168,18 @@ def test_copy_is_bounded_when_a_container_holds_itself() -> None:
     narrow: dict[str, Any] = {}
     narrow["context"] = narrow
     assert "max_depth" in str(refusal(narrow))
+
+
+@pytest.mark.parametrize("kind", ["list", "dict"])
+def test_copy_is_bounded_when_a_large_container_is_reached_a_thousand_times(kind: str) -> None:
+    large: Any = [None] * 200_000 if kind == "list" else dict.fromkeys(map(str, range(30_000)))
+    tracemalloc.start()
+    try:
+        for many in ([large] * 1000, dict.fromkeys(map(str, range(1000)), large)):
+            assert "max_bytes" in str(refusal({"context": many}))
+        assert tracemalloc.get_traced_memory()[1] < 50_000_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_copy_refuses_fifty_megabytes_before_copying_them() -> None:

@@ -23,6 +23,8 @@ MAX_DEPTH: Final = 100
 # CPython neither writes nor reads longer integers as text (sys.set_int_max_str_digits).
 _INT_LIMIT: Final = 10**4300
 _FLOAT_MAX: Final = 1.7976931348623157e308
+_INT_LEAST: Final = -_INT_LIMIT
+_FLOAT_LEAST: Final = -_FLOAT_MAX
 _SEGMENTS_SHOWN: Final = 12
 _OBJECTS: Final = {dict}
 _TEXTS: Final = {str}
@@ -104,10 +106,12 @@ def copy_json(
 def _copy(
     root: dict[str, Any], max_bytes: int, max_depth: int, owned: bool
 ) -> tuple[dict[str, Any], int]:
-    left = max_bytes
-    if len(root) > left:
+    if len(root) > max_bytes:
         raise _TooLarge
     copy = root if owned else root.copy()
+    # A container's entries are charged as soon as it is copied: one that is reached a thousand
+    # times would otherwise be copied as often before the next level is looked at.
+    left = max_bytes - 4 * len(copy)
     level: list[Any] = [copy]
     depth = 1
     while level:
@@ -116,54 +120,59 @@ def _copy(
         depth += 1
         below: list[Any] = []
         for node in level:
+            size = 0
             # The same chain twice: a call per value would double the cost of a load.
             if type(node) is dict:
-                left -= 4 * len(node)
+                if not _TEXTS.issuperset(map(type, node)):
+                    raise _Refused
+                size = sum(map(len, node))
                 for key, item in node.items():
-                    if type(key) is not str:
-                        raise _Refused
-                    left -= len(key)
                     kind = type(item)
                     if kind is str:
-                        left -= len(item)
+                        size += len(item)
                     elif kind is dict or kind is list:
                         if len(item) > left:
                             raise _TooLarge
                         if not owned:
                             node[key] = item = item.copy()
-                        below.append(item)
+                        left -= (4 if kind is dict else 2) * len(item)
+                        # Nothing is to be looked at in an empty one, unless it lies too deep.
+                        if item or depth > max_depth:
+                            below.append(item)
                     elif item is None or kind is bool:
                         pass
                     elif kind is int:
-                        if not -_INT_LIMIT < item < _INT_LIMIT:
+                        if not _INT_LEAST < item < _INT_LIMIT:
                             raise _Refused
-                    elif kind is not float or not -_FLOAT_MAX <= item <= _FLOAT_MAX:
+                    elif kind is not float or not _FLOAT_LEAST <= item <= _FLOAT_MAX:
                         raise _Refused
             elif (
                 depth <= max_depth
                 and set(map(type, node)) == _OBJECTS
-                and (measured := _all_texts(node, left, owned)) is not None
+                and (texts := _all_texts(node, left, owned)) is not None
             ):
-                left = measured - 2 * len(node)
+                size = texts
             else:
-                left -= 2 * len(node)
                 for index, item in enumerate(node):
                     kind = type(item)
-                    if kind is dict or kind is list:
+                    if kind is str:
+                        size += len(item)
+                    elif kind is dict or kind is list:
                         if len(item) > left:
                             raise _TooLarge
                         if not owned:
                             node[index] = item = item.copy()
-                        below.append(item)
-                    elif kind is str:
-                        left -= len(item)
+                        left -= (4 if kind is dict else 2) * len(item)
+                        if item or depth > max_depth:
+                            below.append(item)
                     elif item is None or kind is bool:
                         pass
                     elif kind is int:
-                        if not -_INT_LIMIT < item < _INT_LIMIT:
+                        if not _INT_LEAST < item < _INT_LIMIT:
                             raise _Refused
-                    elif kind is not float or not -_FLOAT_MAX <= item <= _FLOAT_MAX:
+                    elif kind is not float or not _FLOAT_LEAST <= item <= _FLOAT_MAX:
                         raise _Refused
+            left -= size
             if left < 0:
                 raise _TooLarge
         level = below
@@ -171,14 +180,14 @@ def _copy(
 
 
 def _all_texts(objects: list[dict[Any, Any]], left: int, owned: bool) -> int | None:
-    """What is left of the size cap after objects that hold nothing but texts; None for others.
+    """The size of objects that hold nothing but texts; None for others.
 
     A conversation is a list of such objects: its messages are copied and measured all at once,
     without a step for each of their entries. A parser makes no subclass of ``str`` and no other
     key, so there only the values are in question.
     """
     fields = sum(map(len, objects))
-    if fields > left:
+    if 4 * fields > left:
         raise _TooLarge
     copies = objects if owned else list(map(dict.copy, objects))
     texts = list(chain.from_iterable(map(dict.values, copies)))
@@ -190,7 +199,7 @@ def _all_texts(objects: list[dict[Any, Any]], left: int, owned: bool) -> int | N
     except TypeError:
         return None
     objects[:] = copies
-    return left - 4 * fields - size
+    return 4 * fields + size
 
 
 class _Place:
@@ -249,9 +258,9 @@ def _fault(item: object) -> str | None:
     if item is None or type(item) is bool or type(item) is str:
         return None
     if type(item) is int:
-        return None if -_INT_LIMIT < item < _INT_LIMIT else _LONG
+        return None if _INT_LEAST < item < _INT_LIMIT else _LONG
     if type(item) is float:
-        return None if -_FLOAT_MAX <= item <= _FLOAT_MAX else _FINITE
+        return None if _FLOAT_LEAST <= item <= _FLOAT_MAX else _FINITE
     return _TYPE
 
 
