@@ -180,6 +180,21 @@ def test_what_a_draft_does_not_change_keeps_its_identity_k21() -> None:
     assert chart.context["n"] == 2
 
 
+@pytest.mark.parametrize(
+    ("edit", "left"),
+    [
+        (lambda c: c.update(a=c.pop("a")), {"a": None, "b": None}),
+        (lambda c: (c.pop("a"), c.update(z=None)), {"b": None, "z": None}),
+        (lambda c: c.update(b=1), {"a": None, "b": 1}),
+    ],
+)
+def test_a_draft_tells_a_key_that_came_from_one_that_went_k21(edit: Any, left: Any) -> None:
+    chart = Driver({"context": {"a": None, "b": None}, "on": {"GO": {"actions": "edit"}}},
+                   actions={"edit": lambda s, c, e, a: edit(c) and None})  # fmt: skip
+    chart.send("GO")
+    assert dict(chart.snapshot.context) == left
+
+
 def test_a_value_that_cannot_be_copied_is_shared_by_the_draft_k21() -> None:
     chart = Driver({"on": {"PUT": {"actions": "put"}, "GO": {"actions": "look"}}},
                    actions={"put": lambda c, e: dict(e.payload),

@@ -94,6 +94,15 @@ class Machine:
         self.eventless = any(node.always for node in self.order)
         self.shape = _digest.shape(spec, self.order)
         self.logic_digest = _digest.logic(spec)
+        # What a snapshot says of it: plain texts, whatever kind of text the chart came with.
+        self.stamp: Mapping[str, str | None] = MappingProxyType(
+            {
+                "id": f"{self.id}",
+                "version": None if self.version is None else f"{self.version}",
+                "shape": self.shape,
+                "logic": self.logic_digest,
+            }
+        )
         self.cache = PlanCache(self)
 
     @property

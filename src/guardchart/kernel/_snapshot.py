@@ -36,6 +36,8 @@ __all__ = [
 ]
 
 FORMAT: Final = 1
+# More than a snapshot's version, machine, rev and status take, the machine's names aside.
+_FRAME_CHARS: Final = 400
 _PARTS: Final = frozenset(
     {"id", "shape", "logic", "due_at", "src", "key", "input", "snapshot", "spawned", "target",
      "event", "type", "payload", "message"}
@@ -89,16 +91,8 @@ def dump(
     """
     rev, status, context, config, rest = snapshot
     machine: Machine = config.machine
-    data: dict[str, Any] = {
-        "version": FORMAT,
-        "machine": {
-            "id": machine.id,
-            "version": machine.version,
-            "shape": machine.shape,
-            "logic": machine.logic_digest,
-        },
-        "rev": rev,
-        "status": status,
+    # What comes before this is the machine's own word, and needs no second look.
+    state: dict[str, Any] = {
         "value": config.value,
         "state_ids": sorted(config.ids),
         "context": dict(context),
@@ -109,16 +103,18 @@ def dump(
         "error": None if rest.error is None else dict(rest.error),
     }
     if rest.sends:
-        data["sends"] = {key: _dump_send(send) for key, send in rest.sends.items()}
+        state["sends"] = {key: _dump_send(send) for key, send in rest.sends.items()}
     if rest.run is not None:
-        data["run"] = rest.run
+        state["run"] = rest.run
     if rest.batch_no:
-        data["batch_no"] = rest.batch_no
-    copy, size = copy_json(data, max_bytes, max_depth, _Names(machine))
+        state["batch_no"] = rest.batch_no
+    copy, size = copy_json(state, max_bytes, max_depth, _Names(machine))
+    data = {"version": FORMAT, "machine": dict(machine.stamp), "rev": rev, "status": status, **copy}
     # Twelve: the most a character can take, a surrogate pair written as two escapes.
-    if size * 12 > max_bytes and written_size(copy) > max_bytes:
+    most = 12 * (size + len(machine.id) + len(machine.version or "") + _FRAME_CHARS)
+    if most > max_bytes and written_size(data) > max_bytes:
         raise SnapshotError(f"larger than max_bytes={max_bytes}")
-    return copy
+    return data
 
 
 def load(
