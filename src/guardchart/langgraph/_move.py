@@ -148,13 +148,14 @@ class _Move:
     def _found(self) -> Snapshot:
         visit = self.visit
         if visit.snapshot is None:
-            found = initial_agent_step(
+            self.step = initial_agent_step(
                 self.node.machine,
                 run=visit.nonce(),
                 now=self.now,
                 ledger=self.ledger,
                 scope=visit.scope,
-            ).snapshot
+            )
+            found = self.step.snapshot
             conversation = visit.conversation
             if conversation is not None and conversation.before:
                 context = {**found.context, "messages": conversation.before}
