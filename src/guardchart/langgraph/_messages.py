@@ -136,18 +136,15 @@ def _compacted(
     it are taken apart here, without a call each.
     """
     try:
-        new = channel[len(told) :] if told else channel
-        return channel, [
-            *told,
-            *(
-                {"role": role, "content": text}
-                if (role := _PLAIN.get(type(message)))
-                and type(text := message.content) is str
-                and (role == "user" or not message.tool_calls)
-                else _of_message(message)
-                for message in new
-            ),
+        new = [
+            {"role": role, "content": text}
+            if (role := _PLAIN.get(type(message)))
+            and type(text := message.content) is str
+            and (role == "user" or not message.tool_calls)
+            else _of_message(message)
+            for message in (channel[len(told) :] if told else channel)
         ]
+        return channel, [*told, *new] if told else new
     except _Foreign:
         channel = _converted(channel)
         return channel, [to_compact(each) for each in channel]

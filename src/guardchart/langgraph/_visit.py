@@ -333,8 +333,9 @@ class Visit:
         self.conversation = conversation
         if self.snapshot is not None:
             context = {**self.snapshot.context, "messages": conversation.before}
-            ids = conversation.call_ids(self.snapshot.run)
-            if ids and isinstance(context.get(SPENT_IDS), list):
+            # What is known from this run has them still.
+            if self.known is None and isinstance(context.get(SPENT_IDS), list):
+                ids = conversation.call_ids(self.snapshot.run)
                 context[SPENT_IDS] = [*ids, *without(context[SPENT_IDS], ids)]
             self.snapshot = self.snapshot.replace(context=context)
 
