@@ -3,8 +3,11 @@
 With ``--graph``: what it costs compiled into tasks, see `benchmarks._graph_rows`.
 
 Every row is a ratio of CPU times taken in one process. The peer runs in an environment of its
-own, made on first use below the user's cache folder, and takes turns with guardchart. Exit
-status 1: a bar was missed.
+own, made on first use below the user's cache folder, and takes turns with guardchart. Each
+sample begins with garbage collected, the no-op's like the node's; "pairs" is the median of the
+ratios of neighbouring samples, beside the ratio of their medians, which the bar is for. The model
+is a `FakeModel`, of which the node knows that it answers at once; the row "on a worker thread" has
+one that does not say so, and no bar. Exit status 1: a bar was missed.
 """
 
 from __future__ import annotations
@@ -28,16 +31,17 @@ _ROOT = Path(__file__).resolve().parent.parent
 
 
 class Row(NamedTuple):
-    """One case, and the ratio it must stay under."""
+    """One case, and the ratio it must stay under, if any."""
 
     case: str
     title: str
-    bar: float
+    bar: float | None
     peer: bool
 
 
 ROWS = (
     Row("fresh", "START to done, 0 messages held", 1.25, True),
+    Row("worker", "the same, the model on a worker thread", None, False),
     Row("snapshot", "START to done, 199 messages in the snapshot", 1.8, True),
     Row("channel", "START to done, 199 messages, messages_key", 1.4, False),
     Row("check", "check of a five-argument call / validate_json", 10.0, False),
@@ -129,6 +133,10 @@ def import_ms(turns: int) -> tuple[float, float]:
     return min(each[0] for each in measured), min(each[1] for each in measured)
 
 
+def _median(ratios: list[float]) -> str:
+    return f"{statistics.median(ratios):.2f}" if ratios else "-"
+
+
 def main() -> int:
     """Print the table; return the exit status."""
     options = argparse.ArgumentParser(description=__doc__)
@@ -145,7 +153,7 @@ def main() -> int:
     ours = Worker(sys.executable, "guardchart")
     peer = None if python is None else Worker(python, "peer")
     print(f"CPU time against a no-op node on InMemorySaver; peer: {PEER} {PEER_VERSION}\n")
-    print(f"{'':48}{'guardchart':>12}{'bar':>8}{'peer':>8}   no-op / node, us")
+    print(f"{'':48}{'guardchart':>12}{'pairs':>8}{'bar':>8}{'peer':>8}   no-op / node, us")
     missed = False
     for row in ROWS:
         found: list[dict[str, float]] = []
@@ -156,10 +164,11 @@ def main() -> int:
                 theirs.append(peer.ask(row.case, chosen.rounds)["ratio"])
         ratio = statistics.median(each["ratio"] for each in found)
         best = min(found, key=lambda each: each["node_us"])
-        missed |= ratio > row.bar
-        other = f"{statistics.median(theirs):.2f}" if theirs else "-"
+        pairs = [each["pairs"] for each in found if "pairs" in each]
+        missed |= row.bar is not None and ratio > row.bar
+        aside = f"{_median(pairs):>8}{'-' if row.bar is None else f'{row.bar:.2f}':>8}"
         print(
-            f"{row.title:48}{ratio:12.2f}{row.bar:8.2f}{other:>8}"
+            f"{row.title:48}{ratio:12.2f}{aside}{_median(theirs):>8}"
             f"   {best['noop_us']:.0f} / {best['node_us']:.0f}"
         )
     ours.close()
@@ -168,7 +177,7 @@ def main() -> int:
     spent, whole = import_ms(5)
     missed |= spent > IMPORT_BAR_MS
     print(
-        f"{'import, ms over langgraph.graph':48}{spent:12.1f}{IMPORT_BAR_MS:8.1f}{'-':>8}"
+        f"{'import, ms over langgraph.graph':48}{spent:12.1f}{'-':>8}{IMPORT_BAR_MS:8.1f}{'-':>8}"
         f"   {whole:.1f} with every name used"
     )
     return 1 if missed else 0
