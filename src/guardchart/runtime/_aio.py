@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-import inspect
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 from typing import Any, ClassVar, Self
 
@@ -19,7 +18,13 @@ from guardchart.runtime._address import DECISIONS
 from guardchart.runtime._base import InterpreterBase
 from guardchart.runtime._core import INSIDE, OUTSIDE, Entry
 from guardchart.runtime._rest import reached, serving_due
-from guardchart.runtime._services import Invocation, awaited, call_service, is_async_service
+from guardchart.runtime._services import (
+    Invocation,
+    awaited,
+    call_service,
+    is_async_service,
+    is_awaitable,
+)
 from guardchart.runtime._workers import WORKERS, abandon
 
 __all__ = ["Interpreter"]
@@ -245,10 +250,10 @@ class Interpreter(InterpreterBase):
     def _land(self, invocation: Invocation, output: Any, error: BaseException | None) -> None:
         """What a service gave on its thread: its outcome, or something still to be awaited."""
         self._computing -= 1
-        if inspect.isawaitable(output) and self.is_current(invocation):
+        if is_awaitable(output) and self.is_current(invocation):
             self._start_task(invocation, awaited, output)
             return
-        if inspect.isawaitable(output):
+        if is_awaitable(output):
             close: Callable[[], None] | None = getattr(output, "close", None)
             if close is not None:
                 close()

@@ -83,6 +83,8 @@ class InterpreterBase(InterpreterSteps):
         ChartError: The machine's logic misses names; all of them are listed.
     """
 
+    __slots__ = ()
+
     # Life
 
     def _begin(self) -> None:

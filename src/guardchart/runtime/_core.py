@@ -76,7 +76,18 @@ class Entry:
 
 
 class InterpreterCore:
-    """State of a running machine; see `InterpreterBase`."""
+    """State of a running machine; see `InterpreterBase`.
+
+    Its attributes are slots: there are more of them than CPython keeps in shared dicts.
+    """
+
+    __slots__ = (
+        "_adopts", "_bubbles", "_driving", "_error", "_fired", "_flying", "_hook", "_host",
+        "_input", "_invocation", "_ledger", "_left", "_listeners", "_nonce", "_observed",
+        "_observers", "_plugins", "_queue", "_restart", "_scope", "_snapshot", "_state",
+        "_stepping", "_streak", "_verdict", "_watched", "actors", "attachments", "bubbled",
+        "clock", "faults", "id", "logic", "machine", "max_queue", "parent",
+    )  # fmt: skip
 
     engine: ClassVar[str]
     mixed: bool = False

@@ -6,6 +6,7 @@ import functools
 import inspect
 import weakref
 from collections.abc import Callable, Mapping
+from types import GeneratorType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from guardchart.kernel import Machine, Snapshot, StateNode, StreamEvent, service_form
@@ -19,6 +20,7 @@ __all__ = [
     "async_services",
     "awaited",
     "call_service",
+    "is_awaitable",
     "is_async_service",
 ]
 
@@ -183,6 +185,12 @@ def call_service(
     snapshot = interpreter._snapshot
     assert snapshot is not None
     return service(ServiceScope(interpreter, invocation), snapshot[2], invocation.event)
+
+
+def is_awaitable(value: Any) -> bool:
+    """As `inspect.isawaitable`, which asks an ABC even of what has no ``__await__``."""
+    may_be = hasattr(value, "__await__") or type(value) is GeneratorType
+    return may_be and inspect.isawaitable(value)
 
 
 async def awaited(awaitable: Any) -> Any:

@@ -22,6 +22,8 @@ _NOTHING: Final = BeforeStep()
 class InterpreterSteps(InterpreterCore):
     """How events wait and are stepped; see `InterpreterBase`."""
 
+    __slots__ = ()
+
     # The queue
 
     def post(self, event: str | Mapping[str, Any] | Event, **payload: Any) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import inspect
 import time
 from collections.abc import Callable, Collection, Mapping
 from threading import get_ident
@@ -29,6 +28,7 @@ from guardchart.runtime._services import (
     async_services,
     awaited,
     call_service,
+    is_awaitable,
     manner_of,
 )
 from guardchart.runtime._tree import Tree
@@ -38,6 +38,7 @@ __all__ = ["SyncInterpreter"]
 
 # What most services give, and nobody awaits; asking is faster than `inspect` is.
 _PLAIN: Final = frozenset({type(None), bool, int, float, str, dict, list, tuple})
+_ENDED: Final = frozenset({"done", "error", "stopped"})
 
 
 class SyncInterpreter(InterpreterBase):
@@ -282,7 +283,7 @@ class SyncInterpreter(InterpreterBase):
                 self._finish(invocation, None, error)
             else:
                 self._charge(invocation, error)
-        elif type(output) in _PLAIN or not inspect.isawaitable(output):
+        elif type(output) in _PLAIN or not is_awaitable(output):
             self._finish(invocation, output, error)
         elif self._allow_async and self.is_current(invocation):
             self._launch(invocation, LOOPS.start, awaited, output)
@@ -372,7 +373,7 @@ class SyncInterpreter(InterpreterBase):
             until: Keys or ids of states to stop in.
         """
         tree = self._tree
-        if tree.owner == get_ident():
+        if tree.owner == get_ident() or self._state in _ENDED:
             return
         tree.enter(wait=True)
         left_s = serve_delay_s if serve_total_s is None else serve_total_s
