@@ -120,7 +120,10 @@ class Configuration:
     @property
     def value(self) -> Any:
         """The state value: a key for a simple child, an object for one with children."""
-        return self._value(self.machine.root)
+        root, leaf = self.machine.root, self.leaves[0] if self.leaves else None
+        if leaf is not None and leaf.parent is root and root.type != "parallel":
+            return leaf.key
+        return self._value(root)
 
     def _value(self, node: StateNode) -> Any:
         if not node.children:

@@ -178,14 +178,23 @@ class Snapshot(tuple[int, str, Mapping[str, Any], Any, Rest]):
         """The host's count of batches; opaque to the kernel."""
         return self[4].batch_no
 
-    def replace(self, **fields: Any) -> Snapshot:
+    def replace(
+        self,
+        *,
+        rev: int | None = None,
+        status: str | None = None,
+        context: Mapping[str, Any] | None = None,
+        config: Configuration | None = None,
+        **fields: Any,
+    ) -> Snapshot:
         """Return a copy with the given fields; ``rev`` stays unless it is among them."""
-        rev = fields.pop("rev", self[0])
-        status = fields.pop("status", self[1])
-        context = fields.pop("context", self[2])
-        config = fields.pop("config", self[3])
-        rest = self[4]._replace(**fields) if fields else self[4]
-        return Snapshot(rev, status, context, config, rest)
+        return Snapshot(
+            self[0] if rev is None else rev,
+            self[1] if status is None else status,
+            self[2] if context is None else context,
+            self[3] if config is None else config,
+            self[4]._replace(**fields) if fields else self[4],
+        )
 
     def __copy__(self) -> Snapshot:
         return self

@@ -483,6 +483,8 @@ def _quick(
         row = config.engine_rows.get(AFTER + key)
     else:
         settled = key.rpartition("@")[0]
+        if settled in machine.settling:
+            return None
         child = rest.children.get(settled)
         if child is None or child[1] != key or child[2] != "active" or child[5]:  # spawned
             return None
@@ -498,7 +500,6 @@ def _quick(
             and plan.linear
             and ended in plan.stopped
             and kind != "observed"
-            and settled not in machine.settling
         ):
             row.ending = plan, receipt, ended
     return row.ending
