@@ -277,6 +277,8 @@ def _nothing_pending() -> dict[str, Any]:
 
 def _pending(turn: ModelResponse) -> list[dict[str, Any]]:
     """What the snapshot keeps of each proposed call: exactly what would run."""
+    if not turn.tool_calls:
+        return []
     verdicts = getattr(turn, "verdicts", None) or ()
     row_ids = getattr(turn, "row_ids", ())
     shown = assistant_turn(turn.text, turn.tool_calls).get("tool_calls", ())

@@ -265,8 +265,13 @@ def _under(limit: float | None, ceiling: float, *keys: str) -> Callable[[Any, An
     def under(context: Any, event: Any) -> bool:
         if limit is None:
             return True
-        spent = [_spent(context, key, ceiling) for key in keys]
-        return bool(max(spent) < ceiling and sum(spent) < limit)
+        total = 0
+        for key in keys:
+            spent = _spent(context, key, ceiling)
+            if spent >= ceiling:
+                return False
+            total += spent
+        return bool(total < limit)
 
     return under
 

@@ -37,7 +37,7 @@ _NO_RESULT: Final = "error: no result was recorded"
 def pending_entries(context: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """The well-formed entries of ``pending_tool_calls``, in order."""
     entries = context.get("pending_tool_calls")
-    if not isinstance(entries, list | tuple):
+    if not isinstance(entries, (list, tuple)):
         return []
     return [
         entry
@@ -83,7 +83,7 @@ def shown_item(entry: Mapping[str, Any]) -> dict[str, Any]:
 def prompt_of(context: Mapping[str, Any], event: Any) -> str | None:
     """The prompt of an event, of the machine's input, or of the context; None without one."""
     payload = getattr(event, "payload", None)
-    if isinstance(payload, Mapping):
+    if type(payload) is dict or isinstance(payload, Mapping):
         for key in ("prompt", "task"):
             if key in payload:
                 return _text(payload[key])

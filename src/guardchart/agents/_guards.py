@@ -137,9 +137,10 @@ class LoopGuards:
     # The request
 
     def has_task(self, context: Mapping[str, Any], event: Any) -> bool:
-        return (
-            isinstance(context.get("input"), Mapping | str) and prompt_of(context, None) is not None
-        )
+        given = context.get("input")
+        if given is None or not isinstance(given, (str, Mapping)):
+            return False
+        return prompt_of(context, None) is not None
 
     def prompt_valid(self, context: Mapping[str, Any], event: Any) -> bool:
         return prompt_of(context, event) is not None

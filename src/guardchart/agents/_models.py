@@ -188,7 +188,7 @@ def tool_names(tools: Iterable[Any]) -> list[str]:
     """
     names = []
     for item in tools:
-        if isinstance(item, Mapping):
+        if type(item) is dict or isinstance(item, Mapping):
             inner = item.get("function")
             name = item.get("name") or (inner.get("name") if isinstance(inner, Mapping) else None)
         else:

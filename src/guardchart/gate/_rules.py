@@ -110,11 +110,11 @@ def parse(value: Any, where: str = "meta.tools") -> Allowed:
         raise AgentConfigError(f"{where} must be a list of tool names")
     listed: set[str] = set()
     for item in value:
-        if isinstance(item, Mapping):
-            raise AgentConfigError(
-                f"{where}: rule objects are not supported by this release; list plain names"
-            )
         if type(item) is not str:
+            if isinstance(item, Mapping):
+                raise AgentConfigError(
+                    f"{where}: rule objects are not supported by this release; list plain names"
+                )
             raise AgentConfigError(f"{where} must be a list of tool names")
         listed.add(item)
     if ALL_TOOLS in listed:

@@ -230,7 +230,7 @@ def as_event(
         if payload:
             raise StepError("give an Event or a payload, not both")
         return event
-    if not isinstance(event, Mapping):
+    if type(event) is not dict and not isinstance(event, Mapping):
         raise StepError("an event must be an Event, a mapping with 'type', or a type")
     rest = dict(event)
     event_type = rest.pop("type", None)

@@ -191,6 +191,8 @@ def _name(snapshot: Mapping[str, Any]) -> str:
 def _marks(snapshot: Mapping[str, Any], part: str) -> list[str]:
     """A part of the marks; state is untrusted, so that odd ones are none."""
     lineage = snapshot.get(LINEAGE)
+    if lineage is None:
+        return []
     marks = lineage.get(part) if isinstance(lineage, Mapping) else None
     return marks if isinstance(marks, list) and all(type(each) is str for each in marks) else []
 
