@@ -124,6 +124,8 @@ def clamp_usage(usage: Any) -> Usage:
         >>> clamp_usage(Usage(input_tokens=-5, cost_usd=float("nan")))
         Usage(input_tokens=0, output_tokens=0, cost_usd=inf)
     """
+    if type(usage) is Usage and _is_clean(usage):
+        return usage
     return Usage(
         _reported_count(_read(usage, "input_tokens")),
         _reported_count(_read(usage, "output_tokens")),
@@ -291,6 +293,19 @@ def _spent(context: Any, key: str, ceiling: Any) -> Any:
     if value >= ceiling:
         return ceiling
     return value if isinstance(ceiling, float) else math.ceil(value)
+
+
+def _is_clean(usage: Usage) -> bool:
+    """Whether clamping would change nothing: most reports are as they should be."""
+    tokens_in, tokens_out, cost = usage.input_tokens, usage.output_tokens, usage.cost_usd
+    return (
+        type(tokens_in) is int
+        and type(tokens_out) is int
+        and type(cost) is float
+        and 0 <= tokens_in <= MAX_COUNT
+        and 0 <= tokens_out <= MAX_COUNT
+        and 0 <= cost < MAX_COST_USD
+    )
 
 
 def _reported_count(value: Any) -> int:

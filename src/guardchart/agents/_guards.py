@@ -69,10 +69,10 @@ class LoopGuards:
     def judge(self, context: Mapping[str, Any], event: Any) -> ModelTurn | None:
         """The turn an event carries, assessed: by the hook, or here when no host called it."""
         turn = getattr(event, "data", None)
-        if not isinstance(turn, ModelResponse):
-            return None
         if isinstance(turn, ModelTurn) and turn.verdicts is not None:
             return turn
+        if not isinstance(turn, ModelResponse):
+            return None
         return self.assessed(turn, context, getattr(event, "node", None))
 
     def assessed(self, turn: ModelResponse, context: Mapping[str, Any], node: Any) -> ModelTurn:

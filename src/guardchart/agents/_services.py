@@ -132,7 +132,7 @@ def _turn(answer: Any) -> ModelTurn:
         )
     if answer.text is not None and not isinstance(answer.text, str):
         raise AgentError("a model's text must be a str or None")
-    if not all(isinstance(call, ToolCall) for call in answer.tool_calls):
+    if answer.tool_calls and not all(isinstance(call, ToolCall) for call in answer.tool_calls):
         raise AgentError("a model's tool_calls must be ToolCall objects")
     return ModelTurn(
         answer.text,

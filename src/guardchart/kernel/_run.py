@@ -417,10 +417,10 @@ class Run:
         self.children = {**self.children, child_id: child}
 
     def _drop_child(self, child_id: str) -> None:
-        self.children = {k: v for k, v in self.children.items() if k != child_id}
+        self.children = _without(self.children, child_id)
 
     def _drop_timer(self, timer_id: str) -> None:
-        self.timers = {k: v for k, v in self.timers.items() if k != timer_id}
+        self.timers = _without(self.timers, timer_id)
 
     def timer_ids(self) -> Mapping[str, Any]:
         """The ids that timers of this machine can have."""
@@ -434,7 +434,7 @@ class Run:
         """Forget a delayed send; tell whether there was one."""
         if send_id not in self.sends:
             return False
-        self.sends = {k: v for k, v in self.sends.items() if k != send_id}
+        self.sends = _without(self.sends, send_id)
         return True
 
     # The end
@@ -532,6 +532,12 @@ _PLAIN: Final = frozenset({str, int, float, bool, type(None)})
 _TEXT: Final = frozenset({str})
 TAKEN: Final[tuple[ReceiptStatus, str | None]] = ("taken", None)
 FORBIDDEN: Final[tuple[ReceiptStatus, str | None]] = ("forbidden", "a handler swallows this event")
+
+
+def _without(table: Mapping[str, Any], key: str) -> dict[str, Any]:
+    left = dict(table)
+    del left[key]
+    return left
 
 
 def _frozen(table: Mapping[str, Any]) -> Mapping[str, Any]:
