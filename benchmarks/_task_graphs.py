@@ -8,7 +8,7 @@ written by hand checks nothing: no allow-list, no arguments, no budget, no ledge
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any, NamedTuple, TypedDict, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, TypedDict, get_type_hints
 
 from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
@@ -17,6 +17,7 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.graph.message import add_messages
 from langgraph.prebuilt import ToolNode
 from langgraph.types import Command, interrupt
+from pydantic import BaseModel
 
 from guardchart.agents import (
     ModelResponse,
@@ -187,6 +188,12 @@ def _step(state: Any) -> Command[Any]:
     return Command(goto="tools")
 
 
+class Answer(BaseModel):
+    """What the graph that is written by hand takes for an answer; LangGraph checks it."""
+
+    decisions: list[dict[Literal["type"], Literal["approve", "reject"]]]
+
+
 def _approval(state: Any) -> dict[str, Any]:
     (call,) = state["messages"][-1].tool_calls
     answer = interrupt(
@@ -202,12 +209,13 @@ def _approval(state: Any) -> dict[str, Any]:
             "review_configs": [
                 {
                     "action_name": call["name"],
-                    "allowed_decisions": ["approve", "edit", "reject"],
+                    "allowed_decisions": ["approve", "reject"],
                 }
             ],
-        }
+        },
+        response_schema=Answer,
     )
-    if answer["decisions"][0]["type"] == "approve":
+    if answer.decisions[0]["type"] == "approve":
         return {"decision": "approve"}
     refused = ToolMessage("not run: a person refused", tool_call_id=call["id"], name=call["name"])
     return {"messages": [refused]}

@@ -40,7 +40,7 @@ def test_the_graphs_that_are_compared_say_the_same_in_as_many_supersteps(
         said.append([(m.type, m.content, getattr(m, "tool_calls", None)) for m in out["messages"]])
     assert said[0] == said[1]
     assert (
-        measure(GraphRow(kind, True, 0, langchain, 1.3), 1).supersteps
+        measure(GraphRow(kind, "SqliteSaver", 0, langchain, 1.3), 1).supersteps
         == {
             "answer": 3,
             "tool": 7,
