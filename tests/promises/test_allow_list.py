@@ -66,17 +66,18 @@ def test_a_chart_without_its_guard_still_runs_no_unlisted_tool() -> None:
 
 @pytest.mark.gate
 def test_a_state_that_changes_between_check_and_run_keeps_the_tool_from_running() -> None:
-    from guardchart.gate import Facts, ToolCall, as_allowed, execute
+    from guardchart.gate import Facts, ToolCall, as_allowed, check, execute
 
     bank = Bank()
-    looks: list[int] = []
+    tools, state = bank.registry(), ["lookup"]
 
     def look() -> Facts:
-        looks.append(1)
-        return Facts(bank.registry(), as_allowed(["lookup"] if len(looks) < 2 else []))
+        return Facts(tools, as_allowed(state))
 
-    outcome = execute(ToolCall("c1", "lookup", {"order_id": 1}), look)
-    assert outcome.status == "denied"
+    call = ToolCall("c1", "lookup", {"order_id": 1})
+    assert not check(call, look()).needs_row
+    state.clear()
+    assert execute(call, look).status == "denied"
     assert bank.entered == []
 
 
