@@ -6,7 +6,7 @@ keys to change. Called by hand with a plain dict, it changes that dict, as the p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from guardchart.agents._budgets import add_usage, spent_by
@@ -135,9 +135,10 @@ class LoopActions:
         if not isinstance(turn, ModelResponse):
             raise AgentError("recordModelResponse: the completion holds no ModelResponse")
         judged = self._judge(context, event) or turn
-        pending = _pending(judged)
+        said = assistant_turn(turn.text, turn.tool_calls)
+        pending = _pending(judged, said.get("tool_calls", ()))
         updates: dict[str, Any] = {
-            "messages": self._messages(context, assistant_turn(turn.text, turn.tool_calls)),
+            "messages": self._messages(context, said),
             "pending_tool_calls": pending,
             "approved_call_ids": [],
             "error": None,
@@ -275,13 +276,10 @@ def _nothing_pending() -> dict[str, Any]:
     return {"pending_tool_calls": [], "approved_call_ids": []}
 
 
-def _pending(turn: ModelResponse) -> list[dict[str, Any]]:
+def _pending(turn: ModelResponse, shown: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """What the snapshot keeps of each proposed call: exactly what would run."""
-    if not turn.tool_calls:
-        return []
     verdicts = getattr(turn, "verdicts", None) or ()
     row_ids = getattr(turn, "row_ids", ())
-    shown = assistant_turn(turn.text, turn.tool_calls).get("tool_calls", ())
     entries = []
     for index, call in enumerate(shown):
         entry: dict[str, Any] = dict(call)

@@ -174,21 +174,24 @@ def _refusal(arguments: object, max_bytes: int) -> str | None:
         return "not a JSON object"
     left = max_bytes
     level: list[object] = [arguments]
-    for depth in range(MAX_DEPTH + 1):
+    depth = 0
+    while level:
         below: list[object] = []
         for item in level:
             left -= len(item) + 1 if isinstance(item, str) else 1
             if left < 0:
                 return "too large"
-            if isinstance(item, str) and "\0" in item:
-                return "not a JSON object"
-            if isinstance(item, dict | list | tuple):
+            if isinstance(item, str):
+                if "\0" in item:
+                    return "not a JSON object"
+            elif isinstance(item, dict | list | tuple):
                 if depth == MAX_DEPTH:
                     return "nested too deeply"
                 below.extend(item)
                 if isinstance(item, dict):
                     below.extend(item.values())
         level = below
+        depth += 1
     return None
 
 
