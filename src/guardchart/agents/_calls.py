@@ -200,14 +200,16 @@ class PendingCalls:
                 raise self._denial(TamperedError(_shown(verdict)))
 
     def recall(self, results: Mapping[int, CallResult]) -> None:
-        """Judge the calls and take up what is known of some; no ledger is asked."""
+        """Take up what is known of some calls, and judge them if any is left; asks no ledger."""
+        self.results.update(results)
+        if len(self.results) == len(self.calls):
+            return
         self.judge()
         # A call without a result is told its row's word, if it has one.
         self.rows = [
             True if verdict.needs_row or "row_id" in entry else None
             for verdict, entry in zip(self.verdicts, self.entries, strict=True)
         ]
-        self.results.update(results)
 
     def _take_up_edits(self) -> None:
         """Turn to the edit of a call that had run, where its row vouches for the note."""
@@ -240,12 +242,14 @@ class PendingCalls:
         Calls that only read come first, together; then the others, one after another in the
         model's order, until one fails.
         """
+        results = self.results
+        if len(results) == len(self.calls):
+            return []
         if self._groups is None:
             writers = [index for index in range(len(self.calls)) if self.ordered(index)]
             readers = [index for index in range(len(self.calls)) if index not in writers]
             self._groups = readers, writers
         readers, writers = self._groups
-        results = self.results
         if len(results) < len(readers) or any(index not in results for index in readers):
             return [index for index in readers if index not in results]
         if self.failed():
@@ -339,25 +343,25 @@ class PendingCalls:
             if each.batch is not None:
                 raise _refusal(each)
             if each.status == "tampered":
-                raise self._denial(TamperedError(_shown(self.verdicts[index])))
+                raise self._denial(TamperedError(self._shown(index)))
             if each.status == "denied":
-                denied = ToolDeniedError(_shown(self.verdicts[index]), each.reason)
+                denied = ToolDeniedError(self._shown(index), each.reason)
                 denied.results = results
                 raise denied
         for index, each in found:
             if each.status == "timeout":
-                timeout = ToolTimeoutError(_shown(self.verdicts[index]), self._timeout_s(index))
+                timeout = ToolTimeoutError(self._shown(index), self._timeout_s(index))
                 timeout.results = results
                 raise timeout
             if each.status in _FAILED and each.status != _BROKEN:
                 raise ToolBatchError(
-                    f"tool {_shown(self.verdicts[index])!r} failed: {each.error or 'AgentError'}",
+                    f"tool {self._shown(index)!r} failed: {each.error or 'AgentError'}",
                     results,
                 ) from each.cause
         for index, each in found:
             if each.status == _BROKEN:
                 raise ToolBatchError(
-                    f"tool {_shown(self.verdicts[index])!r}: {each.error}", results
+                    f"tool {self._shown(index)!r}: {each.error}", results
                 ) from each.cause
         return results
 
@@ -378,6 +382,11 @@ class PendingCalls:
     def _denial(self, error: ToolDeniedError) -> ToolDeniedError:
         error.results = self._told(f"refused: {error.reason}")
         return error
+
+    def _shown(self, index: int) -> str:
+        if not self.verdicts:  # none was left to be judged
+            self.judge()
+        return _shown(self.verdicts[index])
 
     def _timeout_s(self, index: int) -> float:
         tool = self.registry.get(self.calls[index].name)

@@ -203,7 +203,8 @@ class RunTool:
 
     def step_requests(self, scope: ServiceScope, id: str) -> list[Any]:
         """The calls that may run now, side by side, each a request of the step path."""
-        calls = self._recalled(scope)
+        calls, known = self._noted(scope)
+        calls.recall(known)
         return [self._request(calls, index, id) for index in calls.ready()]
 
     def _request(self, calls: PendingCalls, index: int, id: str) -> AgentToolRequest:
@@ -224,12 +225,13 @@ class RunTool:
 
     def step_result(self, scope: ServiceScope, id: str, data: Any) -> Fed:
         """What a call's result makes of the batch: its end, or a note of what is known."""
-        calls = self._recalled(scope)
+        calls, known = self._noted(scope)
         index = _index(id, len(calls.calls))
         result = data if isinstance(data, CallResult) else CallResult.load(data)
         if index is None or result is None:
             raise AgentError("the result of a tool request is what execute_agent_request gave")
-        calls.results.setdefault(index, result)
+        known.setdefault(index, result)
+        calls.recall(known)
         if calls.ready() and result.batch is None:
             noted = {str(each): known.dump() for each, known in sorted(calls.results.items())}
             return Fed(note={"results": noted})
@@ -242,21 +244,20 @@ class RunTool:
         """A host that could not execute the call: whether it was entered only its row knows."""
         return self.step_result(scope, id, CallResult.broken(load_failure(error)))
 
-    def _recalled(self, scope: ServiceScope) -> PendingCalls:
-        """The pending calls with what the snapshot knows of them; asks no ledger."""
+    def _noted(self, scope: ServiceScope) -> tuple[PendingCalls, dict[int, CallResult]]:
+        """The pending calls, and the results that the snapshot notes."""
         calls = PendingCalls(
             scope, scope.context, self.registry, max_tool_calls=self.max_tool_calls
         )
         child = scope.snapshot.children.get(scope.invocation.id)
         noted = getattr(child, "snapshot", None)
         noted = noted.get("results") if isinstance(noted, Mapping) else None
-        known = {}
+        known: dict[int, CallResult] = {}
         for key, data in noted.items() if isinstance(noted, Mapping) else ():
             index, result = _index(f"#{key}", len(calls.calls)), CallResult.load(data)
             if index is not None and result is not None:
                 known[index] = result
-        calls.recall(known)
-        return calls
+        return calls, known
 
     def _run(self, calls: PendingCalls) -> list[dict[str, str]]:
         calls.prepare()
