@@ -78,6 +78,27 @@ def test_a_call_that_is_edited_after_it_was_approved_does_not_run(seal: Any) -> 
     assert graph.get_state(thread()).values["xsm"]["context"]["error"]["kind"] == "tampered"
 
 
+@pytest.mark.gate
+def test_calls_that_are_edited_while_the_answer_is_on_its_way_are_read_anew(
+    loads: list[Any],
+) -> None:
+    refunds = Refunds()
+    graph = made([REFUND, {"text": "done"}], refunds=refunds)
+    out = graph.invoke({"event": start()}, thread())
+    resume = approval_event(out["__interrupt__"][0].value["calls"])
+    edited = []
+    for kind, state in graph.stream(
+        Command(resume=resume), thread(), stream_mode=["updates", "values"]
+    ):
+        # Between the task that asked and the step that takes the answer.
+        if kind == "values" and len(loads) == 1 and state["xsm"]["context"]["pending_tool_calls"]:
+            state["xsm"]["context"]["pending_tool_calls"][0]["arguments"]["amount_cents"] = 90_000
+            edited.append(state["xsm"])
+    assert edited and len(loads) == 2
+    assert refunds.done == []
+    assert graph.get_state(thread()).values["xsm"]["context"]["error"]["kind"] == "tampered"
+
+
 @pytest.mark.parametrize("saver", [False, True], ids=["no saver", "saver"])
 def test_a_snapshot_that_is_edited_between_two_tasks_is_read_as_it_stands(saver: bool) -> None:
     config = thread() if saver else {}
@@ -125,8 +146,8 @@ def test_a_snapshot_that_waits_for_a_person_is_read_again_when_it_goes_on(
     assert refunds.done == [] and loads == []
     calls = out["__interrupt__"][0].value["calls"]
     out = graph.invoke(Command(resume=approval_event(calls)), thread())
-    # By the task that asks, and by the step that takes the answer.
-    assert refunds.done == [(7, 500)] and len(loads) == 2
+    # By the task that asks; the step that takes the answer finds what that one read.
+    assert refunds.done == [(7, 500)] and len(loads) == 1
 
 
 # --- the memory itself --------------------------------------------------------------------------

@@ -22,10 +22,10 @@ _MOST: Final = 64
 
 
 class Known(NamedTuple):
-    """A snapshot as a task wrote it, and what it was written from.
+    """A snapshot as a task wrote or read it, and the conversation beside it.
 
     Attributes:
-        data: The very dict that was written.
+        data: The very dict that was written or read.
         text: What it says, as bytes.
         scope: Whose it is.
         snapshot: What reading it would give.

@@ -108,6 +108,7 @@ class Visit:
 
     __slots__ = (
         "_entry",
+        "_text",
         "config",
         "consumed",
         "conversation",
@@ -155,6 +156,7 @@ class Visit:
         self._check_state()
         entry = read_key(state, settings.state_key)
         self._entry = None if is_blank(entry) else entry
+        self._text: bytes | None = None
         # A snapshot that came as text is written back as a dict, whatever happens to it.
         self.rewrite = isinstance(entry, str)
 
@@ -207,16 +209,15 @@ class Visit:
         if self._entry is not None:
             self.snapshot = self.loaded = self._load_snapshot()
         self._converse()
+        if self._text is not None and self.snapshot is not None and not self.rewrite:
+            # The tasks after one that was taken up from a checkpoint find the same object.
+            self._keep(self.found, self._text, self.snapshot)
 
     def remember(self, data: Any, calls: tuple[Any, ...] | None) -> None:
         """Have the next tasks of this run spared what this one knows of a snapshot it wrote."""
-        recent, conversation = self.settings.recent, self.conversation
-        text = text_of(data)
-        if recent is None or self.written is None or text is None:
-            return
-        channel = () if conversation is None else conversation.channel
-        told = () if conversation is None else conversation.told
-        recent.keep(Known(data, text, self.scope, self.written, channel, told, calls))
+        text = None if self.written is None or self.settings.recent is None else text_of(data)
+        if text is not None and self.written is not None:
+            self._keep(data, text, self.written, calls)
 
     def leave(self) -> None:
         """Have what is known of the snapshot that was found forgotten: no other task reads it."""
@@ -347,6 +348,9 @@ class Visit:
         if self.known is not None:
             self.own = settings.seal is not None
             return self.known.snapshot
+        if settings.recent is not None:
+            # Before it is read: what changes it meanwhile is not what was read.
+            self._text = text_of(self.found)
         data = dict(self.found)
         data.pop("receipt", None)
         data.pop(LINEAGE, None)
@@ -379,6 +383,15 @@ class Visit:
             )
         self.tampered = self.rewrite = True
         return ended  # type: ignore[no-any-return]
+
+    def _keep(
+        self, data: Any, text: bytes, snapshot: Snapshot, calls: tuple[Any, ...] | None = None
+    ) -> None:
+        recent, conversation = self.settings.recent, self.conversation
+        channel = () if conversation is None else conversation.channel
+        told = () if conversation is None else conversation.told
+        if recent is not None:
+            recent.keep(Known(data, text, self.scope, snapshot, channel, told, calls))
 
     def _check_signature(self) -> None:
         event = self.event
