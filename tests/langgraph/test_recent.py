@@ -10,6 +10,7 @@ from langchain_core.messages import AIMessage, HumanMessage
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.types import Command
 
+from guardchart import MachineLogic
 from guardchart.agents import FakeModel, agent_logic, approval_event
 from guardchart.gate import Seal
 from guardchart.kernel import create_machine, initial_transition
@@ -130,7 +131,6 @@ def test_a_state_that_is_handed_in_again_after_an_edit_counts_as_edited() -> Non
 
 
 def _adds() -> Any:
-    from guardchart import MachineLogic
     from tests.langgraph.graphs import add
 
     return MachineLogic(actions={"add": add}, guards={"allowed": lambda c, e: True})
@@ -150,6 +150,71 @@ def test_a_snapshot_that_waits_for_a_person_is_read_again_when_it_goes_on(
     assert refunds.done == [(7, 500)] and len(loads) == 1
 
 
+# --- what the app's own functions have in their hands ------------------------------------------
+
+
+class Noting:
+    """A model that notes what it is told."""
+
+    is_async = False
+
+    def __init__(self, *script: Any) -> None:
+        self.told: list[list[dict[str, Any]]] = []
+        self._inner = FakeModel(list(script), is_async=False)
+
+    def __call__(self, messages: Any, tools: Any) -> Any:
+        self.told.append([dict(each) for each in messages])
+        return self._inner(messages, tools)
+
+
+@pytest.mark.parametrize("saver", [False, True], ids=["no saver", "saver"])
+def test_a_message_that_is_redacted_between_two_tasks_is_told_to_no_model(saver: bool) -> None:
+    model, config = Noting(LOOKUP, LOOKUP, {"text": "done"}), thread() if saver else {}
+    graph = statechart_graph(
+        loop_chart("lookup", "refund"),
+        agent_logic(model, Refunds().tools()),
+        messages_key="messages",
+        checkpointer=InMemorySaver() if saver else None,
+    )
+    given = {"event": start("a secret")}
+    for state in graph.stream(given, config, stream_mode="values"):
+        if len(state.get("messages") or ()) == 3:  # the first result stands there
+            state["messages"][0].content = "gone"
+    assert [each[0]["content"] for each in model.told] == ["a secret", "gone", "gone"]
+
+
+def _service(scope: Any, context: Any, event: Any) -> str:
+    context["deep"]["list"].append("in place")
+    return "done"
+
+
+@pytest.mark.parametrize("child", [False, True])
+def test_a_context_that_a_service_changes_in_place_is_no_other_tasks(child: bool) -> None:
+    chart: dict[str, Any] = {
+        "id": "two",
+        "initial": "first",
+        "context": {"deep": {"list": []}},
+        "states": {
+            "first": {"invoke": {"id": "a", "src": "changes", "onDone": "second"}},
+            "second": {"invoke": {"id": "b", "src": "changes", "onDone": "over"}},
+            "over": {"type": "final"},
+        },
+    }
+    logic = MachineLogic(services={"changes": _service})
+    if child:
+        inner = create_machine(chart, logic)
+        logic = MachineLogic(services={"inner": inner})
+        chart = {
+            "id": "around",
+            "initial": "busy",
+            "states": {"busy": {"invoke": {"id": "i", "src": "inner"}}},
+        }
+    graph = statechart_graph(chart, logic)
+    seen = list(graph.stream({"event": "GO"}, stream_mode="values"))
+    assert "'deep': {'list': []}" in str(seen)
+    assert "in place" not in str(seen)
+
+
 # --- the memory itself --------------------------------------------------------------------------
 
 
@@ -157,7 +222,7 @@ def known(data: Any, scope: str | None = "t", channel: Any = (), compact: Any = 
     machine = create_machine(COUNTER | {"states": {"low": {}}})
     text = text_of(data)
     assert text is not None
-    return Known(data, text, scope, initial_transition(machine)[0], channel, compact, None)
+    return Known.made(data, text, scope, initial_transition(machine)[0], channel, compact)
 
 
 def test_only_the_same_dict_with_the_same_content_and_thread_is_known() -> None:
@@ -192,5 +257,31 @@ def test_a_channel_is_known_as_far_as_its_messages_are_the_same_objects() -> Non
     assert kept.told(said[:1]) == () and kept.told(None) == ()
 
 
+def test_a_message_that_was_edited_in_place_is_read_again() -> None:
+    said = [HumanMessage("a secret"), AIMessage([{"type": "text", "text": "a secret"}])]
+    told = [{"role": "user", "content": "a secret"}, {"role": "assistant", "content": "a secret"}]
+    for edit in (
+        lambda: setattr(said[0], "content", "gone"),
+        lambda: said[1].content[0].update(text="gone"),
+        lambda: said[1].tool_calls.append({"name": "lookup", "args": {}, "id": "c1"}),
+    ):
+        kept = known({}, channel=said, compact=told)
+        assert kept.told(said) == told
+        edit()
+        assert kept.told(said) == ()
+
+
+def test_a_snapshot_whose_context_was_edited_in_place_is_not_known() -> None:
+    machine = create_machine(COUNTER | {"context": {"list": []}, "states": {"low": {}}})
+    recent, data, snapshot = Recent(), {"n": 1}, initial_transition(machine)[0]
+    kept = Known.made(data, text_of(data) or b"", "t", snapshot)
+    recent.keep(kept)
+    assert recent.find(data, "t") is kept
+    snapshot.context["list"].append(1)
+    assert recent.find(data, "t") is None
+
+
 def test_what_has_no_plain_form_is_not_kept() -> None:
     assert text_of({"odd": object()}) is None
+    odd = AIMessage("hi", tool_calls=[{"name": "lookup", "args": {"at": object()}, "id": "c1"}])
+    assert known({}, channel=[odd], compact=[{"role": "assistant"}]).told([odd]) == ()

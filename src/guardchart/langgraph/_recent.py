@@ -4,6 +4,8 @@ Within a run LangGraph hands the very objects that one task wrote to the next. A
 still that object, and still says the same, need not be read and checked again, and of a message
 channel only what is new has to be converted. What comes from a checkpoint, from a parent graph or
 from the app is another object, or says something else, and is read as the untrusted state it is.
+What is remembered has been in the hands of the app's own functions, too, and counts only as long as
+none of them has changed it in place.
 """
 
 from __future__ import annotations
@@ -33,6 +35,8 @@ class Known(NamedTuple):
         compact: The same in compact form.
         calls: The tool calls that it waits for, as requests; None where nobody has looked. What
             they were told of is judged again when they run.
+        held: What the snapshot's context and its services' inputs hold, as bytes.
+        said: What the messages of the channel say, as bytes; None where that has no plain form.
     """
 
     data: Any
@@ -42,13 +46,42 @@ class Known(NamedTuple):
     channel: Sequence[Any]
     compact: Sequence[dict[str, Any]]
     calls: tuple[Any, ...] | None
+    held: bytes | None
+    said: bytes | None
+
+    @classmethod
+    def made(
+        cls,
+        data: Any,
+        text: bytes,
+        scope: str | None,
+        snapshot: Snapshot,
+        channel: Sequence[Any] = (),
+        compact: Sequence[dict[str, Any]] = (),
+        calls: tuple[Any, ...] | None = None,
+    ) -> Known:
+        """What is known from now on."""
+        kept, held = tuple(channel), _held(snapshot)
+        return cls(data, text, scope, snapshot, kept, compact, calls, held, _said(kept))
+
+    def stands(self) -> bool:
+        """Whether the dict says what was written, and the snapshot what it was written from."""
+        if text_of(self.data) != self.text:
+            return False
+        return self.held is not None and _held(self.snapshot) == self.held
 
     def told(self, channel: Any) -> Sequence[dict[str, Any]]:
-        """The compact form of a channel's first messages; nothing unless they are the very same."""
+        """The compact form of a channel's first messages.
+
+        Nothing unless they are the very same, and say the same: one that was edited in place, to
+        take out what no model shall see, is read again.
+        """
         known = self.channel
-        if not isinstance(channel, list) or len(channel) < len(known):
+        if not isinstance(channel, list) or len(channel) < len(known) or self.said is None:
             return ()
-        return self.compact if all(map(operator.is_, known, channel)) else ()
+        if not all(map(operator.is_, known, channel)) or _said(known) != self.said:
+            return ()
+        return self.compact
 
 
 def text_of(data: Any) -> bytes | None:
@@ -58,6 +91,16 @@ def text_of(data: Any) -> bytes | None:
         return marshal.dumps(data, 2)
     except ValueError:
         return None
+
+
+def _held(snapshot: Snapshot) -> bytes | None:
+    inputs = [each.input for each in snapshot.children.values()]
+    return text_of([dict(snapshot.context), inputs])
+
+
+def _said(channel: Sequence[Any]) -> bytes | None:
+    fields = map(vars, channel)
+    return text_of([(each["content"], each.get("tool_calls")) for each in fields])
 
 
 class Recent:
@@ -79,7 +122,7 @@ class Recent:
         known = self._known.get(id(data))
         if known is None or known.data is not data or known.scope != scope:
             return None
-        return known if text_of(data) == known.text else None
+        return known if known.stands() else None
 
     def leave(self, known: Known) -> None:
         """Forget a snapshot: the run goes on from another, or hands this one out."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 from langchain_core.runnables import Runnable, RunnableConfig
 
@@ -105,7 +105,13 @@ class Task(Runnable[Any, Any]):
 
 
 class BaseTask:
-    """What the tasks share: finding out where they are."""
+    """What the tasks share: finding out where they are.
+
+    Attributes:
+        alone: Whether the task reads a snapshot of its own, which no other task of the run has.
+    """
+
+    alone: ClassVar[bool] = False
 
     def __init__(self, settings: GraphSettings) -> None:
         self.settings = settings
@@ -130,7 +136,7 @@ class BaseTask:
             visit = self.visit(state, config, scope if isinstance(scope, str) else None)
         else:
             visit = self.visit(self.settings.view(state), config)
-        visit.look()
+        visit.look(alone=self.alone)
         return visit
 
     def ledger(self) -> Any:

@@ -237,8 +237,11 @@ class _Service(BaseTask):
     """Runs a service of the chart that is neither a model call nor a tool call.
 
     What it sends its machine is handed to ``step`` with its output; what it streams goes to
-    LangGraph's custom stream.
+    LangGraph's custom stream. Its code is the app's, and may go on in a thread after its time is
+    up, so that the context it gets is nobody else's.
     """
+
+    alone = True
 
     def run(self, state: Any, config: Any) -> Any:
         visit = self.looked(state, config)

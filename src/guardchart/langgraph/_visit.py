@@ -200,14 +200,17 @@ class Visit:
             self._next_turn(self.snapshot)
         self._converse()
 
-    def look(self) -> None:
+    def look(self, *, alone: bool = False) -> None:
         """Read the snapshot and its conversation, but no event: what a task of a graph needs.
+
+        Args:
+            alone: Read it from the state, for a task that hands its context to the app's code.
 
         Raises:
             AgentConfigError, SnapshotError: As `load`.
         """
         if self._entry is not None:
-            self.snapshot = self.loaded = self._load_snapshot()
+            self.snapshot = self.loaded = self._load_snapshot(alone=alone)
         self._converse()
         if self._text is not None and self.snapshot is not None and not self.rewrite:
             # The tasks after one that was taken up from a checkpoint find the same object.
@@ -340,15 +343,16 @@ class Visit:
                 context[SPENT_IDS] = [*ids, *without(context[SPENT_IDS], ids)]
             self.snapshot = self.snapshot.replace(context=context)
 
-    def _load_snapshot(self) -> Snapshot:
+    def _load_snapshot(self, *, alone: bool = False) -> Snapshot:
         settings = self.settings
         self.found = parse_snapshot(self._entry, settings.state_key)
-        if settings.recent is not None:
-            self.known = settings.recent.find(self.found, self.scope)
+        recent = None if alone else settings.recent
+        if recent is not None:
+            self.known = recent.find(self.found, self.scope)
         if self.known is not None:
             self.own = settings.seal is not None
             return self.known.snapshot
-        if settings.recent is not None:
+        if recent is not None:
             # Before it is read: what changes it meanwhile is not what was read.
             self._text = text_of(self.found)
         data = dict(self.found)
@@ -391,7 +395,7 @@ class Visit:
         channel = () if conversation is None else conversation.channel
         told = () if conversation is None else conversation.told
         if recent is not None:
-            recent.keep(Known(data, text, self.scope, snapshot, channel, told, calls))
+            recent.keep(Known.made(data, text, self.scope, snapshot, channel, told, calls))
 
     def _check_signature(self) -> None:
         event = self.event
