@@ -94,8 +94,10 @@ class RuleLedger(Ledger):
         row = rows.by_slot(proposal.slot, None)
         if row is None:
             self._missing(rows, proposal.slot)
-            proposal = replace(proposal, model_id=clean(proposal.model_id))
-            row = _rules.new_row(proposal, self._new_id(rows, scope, proposal.model_id), now)
+            model_id = clean(proposal.model_id)
+            if model_id != proposal.model_id:
+                proposal = replace(proposal, model_id=model_id)
+            row = _rules.new_row(proposal, self._new_id(rows, scope, model_id), now)
             rows.insert(row)
             return row
         asked = _rules.repropose(row, proposal, now)
@@ -279,9 +281,12 @@ class RuleLedger(Ledger):
 
 def storable(*values: object) -> bool:
     """Return whether every storage can keep these slot fields or ids, and tell them apart."""
-    return all(
-        (isinstance(value, str) and value == clean(value))
-        or (type(value) is int and -_INT64 <= value <= _INT64)
+    texts = [value for value in values if isinstance(value, str)]
+    joined = "".join(texts)
+    if not (joined.isascii() and "\0" not in joined) and texts != list(map(clean, texts)):
+        return False
+    return len(texts) == len(values) or all(
+        isinstance(value, str) or (type(value) is int and -_INT64 <= value <= _INT64)
         for value in values
     )
 
