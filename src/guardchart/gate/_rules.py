@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from guardchart.errors import AgentConfigError
 
@@ -65,6 +65,7 @@ class Rule:
 
 PLAIN = Rule()
 _NO_RULES: Mapping[str, Rule] = MappingProxyType({})
+_NAMES: Final = frozenset({str})
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,20 +107,15 @@ def parse(value: Any, where: str = "meta.tools") -> Allowed:
     Raises:
         AgentConfigError: not a list of names; a rule object is none.
     """
-    if isinstance(value, str) or not isinstance(value, (list, tuple, set, frozenset)):
+    if not isinstance(value, (list, tuple, set, frozenset)):
         raise AgentConfigError(f"{where} must be a list of tool names")
-    listed: set[str] = set()
-    for item in value:
-        if type(item) is not str:
-            if isinstance(item, Mapping):
-                raise AgentConfigError(
-                    f"{where}: rule objects are not supported by this release; list plain names"
-                )
-            raise AgentConfigError(f"{where} must be a list of tool names")
-        listed.add(item)
-    if ALL_TOOLS in listed:
-        return ALL
-    return Allowed(frozenset(listed))
+    if not _NAMES.issuperset(map(type, value)):
+        if any(isinstance(item, Mapping) for item in value):
+            raise AgentConfigError(
+                f"{where}: rule objects are not supported by this release; list plain names"
+            )
+        raise AgentConfigError(f"{where} must be a list of tool names")
+    return ALL if ALL_TOOLS in value else Allowed(frozenset(value))
 
 
 def as_allowed(value: Any) -> Allowed:
