@@ -41,6 +41,7 @@ __all__ = [
 ]
 
 _MAX_DEPTH: Final = 64
+_TEXT: Final = frozenset({str})
 _AS_IT_IS: Final = frozenset({str, bool, int, type(None)})
 
 
@@ -61,7 +62,7 @@ def plain(value: Any, what: str, depth: int = 0) -> Any:
         to_json = getattr(value, "to_json", None)
         value = to_json() if callable(to_json) else value.model_dump(mode="json")
     if kind is dict or isinstance(value, Mapping):
-        if not set(map(type, value)) - {str}:
+        if _TEXT.issuperset(map(type, value)):
             return {
                 key: each if type(each) in _AS_IT_IS else plain(each, what, depth + 1)
                 for key, each in value.items()

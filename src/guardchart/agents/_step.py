@@ -86,7 +86,6 @@ class AgentStep:
     receipt: Receipt | None
     at_ms: float
     _origin: Origin = field(repr=False)
-    _timers: tuple[AgentAction, ...] = field(repr=False)
     _record: Mapping[str, Any] = field(repr=False)
     _tape: Tape = field(repr=False, compare=False)
     # The machine, standing still as the step left it; a host may look, and feed it nothing.
@@ -100,7 +99,7 @@ class AgentStep:
     @property
     def timers(self) -> tuple[AgentAction, ...]:
         """Every pending timer, the earliest first; to be handed back once it is due."""
-        return self._timers
+        return tuple(self._left.timers())
 
     @property
     def entry(self) -> dict[str, Any]:
@@ -237,7 +236,6 @@ def step_once(
         receipt=receipt,
         at_ms=given.now,
         _origin=origin,
-        _timers=tuple(stepper.timers()),
         _record=record,
         _tape=tape,
         _left=stepper,
