@@ -422,11 +422,11 @@ def _rests_until(snapshot: Snapshot, at: float) -> bool:
         service = services.get(child.src)
         if child.status == "active" and (service is None or isinstance(service, Machine)):
             return False
-    return not any(
-        timer.due_at <= at
-        for table in (snapshot.timers, snapshot.sends)
-        for timer in table.values()
-    )
+    for table in (snapshot.timers, snapshot.sends):
+        for timer in table.values():
+            if timer.due_at <= at:
+                return False
+    return True
 
 
 def _sent(events: Any) -> Iterable[dict[str, Any]]:

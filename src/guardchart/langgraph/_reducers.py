@@ -33,6 +33,7 @@ __all__ = [
 
 LINEAGE: Final = "lineage"
 
+_TEXT: Final = frozenset({str})
 _ON_PURPOSE: Final = (
     "To go back or to start anew on purpose, write langgraph.types.Overwrite(...); nothing of "
     "this superstep was kept"
@@ -150,7 +151,7 @@ def lineage_after(found: Mapping[str, Any] | None) -> dict[str, Any] | None:
     held, before = _marks(found, "tasks"), _marks(found, "from")
     # A task around the one that wrote what was found had started earlier, from what it had.
     shared, most = 0, min(len(tasks), len(held), len(before))
-    while shared < most and _goes_on(tasks[shared], held[shared], _is_open(found)):
+    while shared < most and _goes_on(tasks[shared], held[shared], found):
         shared += 1
     return {"tasks": tasks, "from": [*before[:shared], *[_name(found)] * (len(tasks) - shared)]}
 
@@ -162,12 +163,12 @@ def mark_open(update: Mapping[str, Any], key: str) -> None:
         snapshot[LINEAGE]["open"] = True
 
 
-def _goes_on(task: str, held: str, is_open: bool) -> bool:
+def _goes_on(task: str, held: str, found: Mapping[str, Any]) -> bool:
     if task == held:
         return True
     # A subgraph with a memory of its own that was cut off, taken up by a later run of its parent.
     name, at, _ = task.rpartition("@")
-    return is_open and bool(at) and held.startswith(name + at)
+    return bool(at) and held.startswith(name + at) and _is_open(found)
 
 
 def _is_ahead(left: Mapping[str, Any], right: Mapping[str, Any]) -> bool:
@@ -194,7 +195,7 @@ def _marks(snapshot: Mapping[str, Any], part: str) -> list[str]:
     if lineage is None:
         return []
     marks = lineage.get(part) if isinstance(lineage, Mapping) else None
-    return marks if isinstance(marks, list) and all(type(each) is str for each in marks) else []
+    return marks if isinstance(marks, list) and _TEXT.issuperset(map(type, marks)) else []
 
 
 def _tasks(configurable: Mapping[str, Any]) -> list[str]:
