@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from typing import Annotated, Any, TypedDict
 
 import pytest
@@ -20,7 +22,7 @@ from guardchart.agents import (
 )
 from guardchart.errors import AgentConfigError
 from guardchart.langchain import chat_model
-from guardchart.langgraph import route_by_statechart, statechart_node
+from guardchart.langgraph import route_by_statechart, statechart_graph, statechart_node
 from tests.langchain.fakes import Scripted, call, says
 
 
@@ -190,3 +192,89 @@ async def test_tokens_reach_the_messages_stream_of_an_async_graph(is_async: bool
     ]
     assert "".join(chunks) == "It has shipped already."
     assert app.get_state(THREAD).values["messages"][-1].content == "It has shipped already."
+
+
+class Awaited(Scripted):
+    """A chat model with an async form of its own."""
+
+    async def _agenerate(
+        self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any
+    ) -> Any:
+        return self._generate(messages)
+
+
+class Forwarding:
+    """A model that notes what it passes on to another one, whatever is asked of it."""
+
+    def __init__(self, model: Any) -> None:
+        self.model, self.noted = model, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
+
+    async def __call__(self, messages: Any, tools: Any) -> Any:
+        self.noted += 1
+        return await self.model(messages, tools)
+
+
+def noting(where: list[tuple[str, bool]], text: str) -> Any:
+    """An item of a script that notes its thread and whether a loop runs there."""
+
+    def item(messages: Any) -> AIMessage:
+        looped = True
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            looped = False
+        where.append((threading.current_thread().name, looped))
+        return AIMessage(text)
+
+    return item
+
+
+def graph_of(model: Any, **options: Any) -> Any:
+    return statechart_graph(
+        loop_chart("lookup"),
+        agent_logic(model, tool_registry(lookup), **options),
+        messages_key="messages",
+        state_schema=State,
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "where"),
+    [(Scripted, ("guardchart-worker", False)), (Awaited, ("guardchart-loop", True))],
+    ids=["no async form", "an async form"],
+)
+def test_a_graph_that_is_invoked_awaits_only_a_chat_model_with_an_async_form(
+    kind: type[Scripted], where: tuple[str, bool]
+) -> None:
+    seen: list[tuple[str, bool]] = []
+    out = graph_of(chat_model(kind(script=[noting(seen, "Hi.")]))).invoke(START_EVENT)
+    assert out["messages"][-1].content == "Hi." and seen == [where]
+
+
+async def test_a_graph_that_is_awaited_awaits_a_chat_model_of_either_kind() -> None:
+    for kind in (Scripted, Awaited):
+        app = graph_of(chat_model(kind(script=[says(call("lookup", order_id=7)), "Hi."])))
+        assert (await app.ainvoke(START_EVENT))["messages"][-1].content == "Hi."
+
+
+def test_a_chat_model_that_hangs_in_a_graph_is_given_up_when_the_chart_does() -> None:
+    release = threading.Event()
+
+    def hang(messages: Any) -> AIMessage:
+        release.wait(30)
+        return AIMessage("too late")
+
+    try:
+        app = graph_of(chat_model(Scripted(script=[hang, "Hi."])), model_timeout_s=0.2)
+        assert "too late" not in str(app.invoke(START_EVENT))
+    finally:
+        release.set()
+
+
+def test_a_model_around_a_chat_model_is_never_passed_by() -> None:
+    model = Forwarding(chat_model(Scripted(script=[says(call("lookup", order_id=7)), "Hi."])))
+    out = graph_of(model).invoke(START_EVENT)
+    assert out["messages"][-1].content == "Hi." and model.noted == 2

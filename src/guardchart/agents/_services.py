@@ -51,6 +51,14 @@ class CallModel:
         self.is_async = is_async_model(model) if is_async is None else is_async
         self.bounded = getattr(model, "bounded", False) is True
         self._only_reads = getattr(model, "only_reads", False) is True
+        # Asked of the class: what passes everything on to another model is not that model.
+        plain = getattr(type(model), "in_sync", None) if self.is_async else None
+        called = None if plain is None else plain(model)
+        self.in_sync: CallModel | None = (
+            None
+            if called is None
+            else CallModel(called, registry, system_prompt=system_prompt, is_async=False)
+        )
 
     def __call__(self, scope: ServiceScope | None, context: Mapping[str, Any], event: Any) -> Any:
         if scope is not None:

@@ -32,6 +32,15 @@ __all__ = ["ChatModel", "chat_model"]
 _RESERVED: Final = ("tools", "functions", "config", "stop_sequences", "input")
 _ONLY_WITH_TOOLS: Final = ("parallel_tool_calls", "strict", "tool_choice")
 _KEPT: Final = 16
+_ASYNC_FORMS: Final = (
+    "ainvoke",
+    "astream",
+    "agenerate",
+    "agenerate_prompt",
+    "_agenerate",
+    "_agenerate_with_cache",
+    "_astream",
+)
 
 
 class ChatModel:
@@ -83,6 +92,16 @@ class ChatModel:
             prices=self.prices,
             options={**self._options, **wanted},
         )
+
+    def in_sync(self) -> ChatModel | None:
+        """The same model, called and not awaited; None where it has an async form of its own.
+
+        LangChain awaits a model that has none by calling it on a thread, so where nobody else
+        waits on the event loop that is only a longer way.
+        """
+        if not self.is_async or type(self) is not ChatModel or _is_awaited(self.model):
+            return None
+        return ChatModel(self.model, is_async=False, prices=self.prices, options=self._options)
 
     def __call__(
         self, messages: list[Message], tools: list[ToolSchema]
@@ -150,6 +169,12 @@ class ChatModel:
         )
 
 
+def _is_awaited(model: BaseChatModel) -> bool:
+    """Whether a chat model does anything of its own when it is awaited."""
+    kind = type(model)
+    return any(getattr(kind, name) is not getattr(BaseChatModel, name) for name in _ASYNC_FORMS)
+
+
 def _raw_arguments(answer: AIMessage) -> dict[str, str]:
     """Arguments as the provider wrote them, where LangChain kept the text.
 
@@ -198,8 +223,10 @@ def chat_model(
 
     Args:
         model: The chat model.
-        is_async: True awaits ``ainvoke``, in both engines of a LangGraph node; False calls
-            ``invoke``, for ``run_agent_sync`` and clients that are bound to no event loop.
+        is_async: True awaits ``ainvoke``, in both engines of a LangGraph node; a
+            ``statechart_graph`` that is invoked calls a model without an async form of its own.
+            False calls ``invoke``, for ``run_agent_sync`` and clients that are bound to no event
+            loop.
         prices: ``{"input_per_mtok", "output_per_mtok"}`` in US dollars; without them
             ``cost_usd`` stays 0 and no cost budget can trip.
         **options: What ``bind_tools`` takes besides tools, e.g. ``tool_choice``,

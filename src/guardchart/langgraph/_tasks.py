@@ -24,6 +24,7 @@ from guardchart.agents import (
 from guardchart.agents._execute import execute_waiting, execute_waiting_sync
 from guardchart.agents._models import is_async_model
 from guardchart.agents._recorded import dump_failure
+from guardchart.agents._services import CallModel
 from guardchart.agents._stepper import Stepper, Waiting
 from guardchart.errors import StepError
 from guardchart.kernel import StreamEvent, as_event
@@ -102,7 +103,7 @@ class _Model(_Request):
         found = self.found(visit, state, ledger)
         if found is None:
             return {}
-        request, waiting = found
+        request, waiting = found[0], _called(found[1])
         limit_s = self.limit_s(visit, ledger)
         given = request, self.settings.executors, waiting
         service = waiting.invocation.service
@@ -163,6 +164,15 @@ class _Model(_Request):
         if getattr(info, "node_attempt", 1) < self.settings.attempts(error):
             raise error
         return self.result(visit, request.id, error=dump_failure(error))
+
+
+def _called(waiting: Waiting) -> Waiting:
+    """A model's call as the synchronous engine makes it: without an event loop, where it can."""
+    service = waiting.invocation.service
+    called = service.in_sync if isinstance(service, CallModel) else None
+    if called is None:
+        return waiting
+    return waiting._replace(invocation=waiting.invocation._replace(service=called))
 
 
 class _Tools(_Request):
