@@ -6,10 +6,11 @@ import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
+from uuid import UUID
 
 import pytest
 from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
-from langchain_core.messages import AIMessage, AIMessageChunk
+from langchain_core.messages import AIMessage, AIMessageChunk, ToolMessage
 from langgraph.cache.memory import InMemoryCache
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.errors import NodeTimeoutError
@@ -128,6 +129,40 @@ async def test_a_cached_answer_is_told_to_no_other_turn_and_no_other_thread(kind
         out = await run(kind, graph, {"event": start("the same")}, config)
         said.append(out["xsm"]["context"]["result"])
     assert said == ["one", "two", "three"]
+
+
+@BOTH
+@pytest.mark.parametrize("messages_key", [None, "messages"])
+async def test_threads_that_were_begun_from_one_snapshot_are_told_no_cached_answer_of_each_other(
+    kind: str, messages_key: str | None
+) -> None:
+    model = FakeModel([{"text": n} for n in ("first", "one", "two")], is_async=False)
+    graph = made(
+        [],
+        model=model,
+        cache_policy=CachePolicy(),
+        cache=InMemoryCache(),
+        messages_key=messages_key,
+        ledger=None,
+    )
+    begun = (await run(kind, graph, {"event": start("hello")}, thread("template")))["xsm"]
+    said = []
+    for name in ("a", "b"):
+        given = {"xsm": begun, "event": start("the same")}
+        out = await run(kind, graph, given, thread(name))
+        said.append(out["xsm"]["context"]["result"])
+    assert said == ["one", "two"]
+
+
+@BOTH
+async def test_a_conversation_that_no_cache_key_can_tell_is_not_cached_and_ends_no_run(
+    kind: str,
+) -> None:
+    graph = made([SAY], cache_policy=CachePolicy(), cache=InMemoryCache(), messages_key="messages")
+    call = {"name": "lookup", "args": {"at": UUID(int=1)}, "id": "c1"}
+    odd = [AIMessage("", tool_calls=[call]), ToolMessage("found", tool_call_id="c1")]
+    out = await run(kind, graph, {"event": start(), "messages": odd})
+    assert out["xsm"]["context"]["result"] == "Done."
 
 
 @pytest.mark.parametrize("policy", [CachePolicy(key_func=lambda state: "same")])

@@ -10,7 +10,7 @@ import signal
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, TypedDict
 
 import pytest
 from langgraph.checkpoint.memory import InMemorySaver
@@ -224,6 +224,34 @@ def test_a_subgraph_is_begun_once_a_task_whatever_other_subgraph_the_task_began_
     calls.append(second)
     with pytest.raises(AgentConfigError, match="begun a second time"):
         app.invoke({}, thread())
+
+
+def first_of(held: Any, new: Any) -> Any:
+    return held or new
+
+
+class Beside(TypedDict, total=False):
+    """A state that two nodes write in one superstep."""
+
+    xsm: Annotated[Any, first_of]
+    event: Annotated[Any, first_of]
+
+
+def test_a_subgraph_may_stand_at_nodes_whose_names_are_numbers() -> None:
+    def inner() -> Any:
+        model = FakeModel([{"text": "Hello."}, {"text": "Hello."}], is_async=False)
+        return statechart_graph(
+            loop_chart("lookup"), agent_logic(model, Refunds().tools()), as_subgraph=True
+        )
+
+    both = inner()
+    graph = StateGraph(Beside)
+    for name in ("1", "2"):
+        graph.add_node(name, both)
+        graph.add_edge(START, name)
+    app = graph.compile(checkpointer=InMemorySaver())
+    out = app.invoke({"event": start()}, thread())
+    assert out["xsm"]["context"]["result"] == "Hello."
 
 
 @pytest.mark.parametrize("way", ["again", "reject", "new input"])

@@ -29,6 +29,7 @@ from guardchart.langgraph._state import read_key
 from guardchart.langgraph._task import (
     APPROVAL,
     MODEL,
+    SCOPE,
     SERVICE,
     STEP,
     TIMER,
@@ -173,6 +174,7 @@ def statechart_graph(
         view=_viewing(public),
         registry=_Tools(built),
         remembers=as_subgraph,
+        caches=of_task(cache_policy, MODEL) is not None,
     )
     graph: StateGraph[Any, Any, Any, Any] = StateGraph(
         _inner_schema(public, settings, resumes=as_subgraph),
@@ -331,6 +333,8 @@ def _inner_schema(public: type[Any], settings: GraphSettings, *, resumes: bool) 
         fields[key] = Annotated[fields[key], resuming_reducer]
     fields[settings.results] = Annotated[list[Any], _gathered]
     fields[settings.asked] = float
+    if settings.caches:
+        fields[SCOPE] = str
     fields[settings.begun] = dict[str, Any]
     return TypedDict("StatechartGraphState", fields, total=False)  # type: ignore[operator, no-any-return]
 

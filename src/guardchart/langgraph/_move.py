@@ -100,10 +100,12 @@ class _Begun:
         """Whether the running task's parent has begun this subgraph before, elsewhere."""
         configurable = get_config().get("configurable") or {}
         namespace, _, _ = str(configurable.get("checkpoint_ns")).rpartition("|")
+        graphs = configurable.get("checkpoint_map") or {}
         base, _, number = namespace.rpartition("|")
-        if not number.isdecimal():
+        # A node may have a number for its name: before it stands a graph, before a count a node.
+        if not number.isdecimal() or base in graphs:
             base = namespace
-        around = (configurable.get("checkpoint_map") or {}).get(base.rpartition("|")[0])
+        around = graphs.get(base.rpartition("|")[0])
         if around is None:  # nothing is kept, so that there is nothing to lose
             return False
         key = (configurable.get("thread_id"), base, around)
@@ -192,6 +194,8 @@ class _Move:
             visit.remember(written.get(self.node.state_key), self._calls())
         if APPROVAL in goto or any(isinstance(g, Send) and g.node == APPROVAL for g in goto):
             written[settings.asked] = self.now
+        if settings.caches:
+            written[SCOPE] = visit.scope
         also = command.goto if isinstance(command.goto, list | tuple) else [command.goto]
         return Command(update=written, goto=[*also, *goto] if command.goto else goto)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import uuid
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -18,6 +19,7 @@ from guardchart.langgraph._task import (
     APPROVAL,
     ITEM,
     MODEL,
+    SCOPE,
     SERVICE,
     STEP,
     TIMER,
@@ -118,7 +120,13 @@ def _key_of(settings: GraphSettings) -> Callable[[Any], str]:
             held = parse_snapshot(snapshot, node.state_key)
             snapshot = {key: each for key, each in held.items() if key not in _UNTOLD}
         said = () if node.messages_key is None else read_key(state, node.messages_key)
-        asked = [snapshot, [*Conversation(said).before], read_key(state, ITEM)]
-        return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
+        # Two threads that were begun from one snapshot are the same to all but their scope.
+        whose = [read_key(state, each) for each in (SCOPE, ITEM)]
+        try:
+            text = json.dumps([snapshot, [*Conversation(said).before], *whose], sort_keys=True)
+        except (TypeError, ValueError, RecursionError):
+            # A message may hold what is no JSON. Raising would end the run, at each resume again.
+            text = uuid.uuid4().hex
+        return hashlib.sha256(text.encode()).hexdigest()
 
     return key

@@ -46,7 +46,7 @@ ITEM: Final = "statechart_item"
 """What a ``Send`` is about: a request, a service or a call by its id."""
 
 SCOPE: Final = "statechart_scope"
-"""What the calls of a ``Send`` are filed under: it holds too little of the state to tell."""
+"""What the calls of a ``Send`` and a cached answer are filed under: nothing else there tells."""
 
 
 class GraphSettings(NamedTuple):
@@ -66,6 +66,7 @@ class GraphSettings(NamedTuple):
         view: Makes of the state's dict what ``event_from_state`` expects.
         registry: The tools of the machine and its children, by name.
         remembers: Whether it is a subgraph with checkpoints of its own.
+        caches: Whether answers of a model are cached.
     """
 
     node: Settings
@@ -81,6 +82,7 @@ class GraphSettings(NamedTuple):
     view: Callable[[Any], Any]
     registry: Any
     remembers: bool
+    caches: bool
 
 
 class Task(Runnable[Any, Any]):
