@@ -203,8 +203,10 @@ def from_compact(compact: Mapping[str, Any], id: str | None = None) -> BaseMessa
     elif not isinstance(content, str):
         content = [_block(_plain(part)) for part in content]
     if role == "assistant":
-        calls = [_call(each) for each in compact.get("tool_calls") or ()]
-        return AIMessage(content=content, id=id, tool_calls=calls)
+        calls = compact.get("tool_calls")
+        if not calls:
+            return AIMessage(content=content, id=id)
+        return AIMessage(content=content, id=id, tool_calls=[_call(each) for each in calls])
     if role == "tool":
         return ToolMessage(
             content=content,
@@ -219,7 +221,7 @@ def from_compact(compact: Mapping[str, Any], id: str | None = None) -> BaseMessa
 
 def _plain(value: Any) -> Mapping[str, Any]:
     """A typed message or part as its wire form; a mapping as it is."""
-    if isinstance(value, Mapping):
+    if type(value) is dict or isinstance(value, Mapping):
         return value
     dump = getattr(value, "model_dump", None)
     if dump is None:
