@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple, Self
 
-from guardchart.agents._context import pending_calls, pending_entries, row_ids
+from guardchart.agents._context import calls_of, pending_entries, row_ids
 from guardchart.agents._observe import Watch, watch_tool
 from guardchart.agents._recorded import named_failure
 from guardchart.errors import TamperedError, ToolBatchError, ToolDeniedError, ToolTimeoutError
@@ -147,7 +147,7 @@ class PendingCalls:
         self.ledger = ledger
         self.context = context
         self.entries = pending_entries(context)
-        self.calls = pending_calls(context)
+        self.calls = calls_of(self.entries)
         self.verdicts: list[Verdict] = []
         self.rows: list[Any] = [None] * len(self.calls)
         self.results: dict[int, CallResult] = {}

@@ -18,6 +18,7 @@ from guardchart.agents._window import open_turn, paired, plain, window
 from guardchart.gate import ToolCall
 
 __all__ = [
+    "calls_of",
     "closing",
     "conversation",
     "pending_calls",
@@ -42,19 +43,21 @@ def pending_entries(context: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [
         entry
         for entry in entries
-        if isinstance(entry, Mapping)
+        if (type(entry) is dict or isinstance(entry, Mapping))
         and isinstance(entry.get("id"), str)
         and isinstance(entry.get("name"), str)
-        and isinstance(entry.get("arguments"), Mapping)
+        and (type(given := entry.get("arguments")) is dict or isinstance(given, Mapping))
     ]
 
 
 def pending_calls(context: Mapping[str, Any]) -> list[ToolCall]:
     """The pending calls as the model proposed them."""
-    return [
-        ToolCall(entry["id"], entry["name"], dict(entry["arguments"]))
-        for entry in pending_entries(context)
-    ]
+    return calls_of(pending_entries(context))
+
+
+def calls_of(entries: Iterable[Mapping[str, Any]]) -> list[ToolCall]:
+    """The calls of well-formed entries."""
+    return [ToolCall(each["id"], each["name"], dict(each["arguments"])) for each in entries]
 
 
 def row_ids(context: Mapping[str, Any]) -> list[str | None]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from guardchart.agents._actions import LoopActions
 from guardchart.agents._budgets import Budget, budget_guards
-from guardchart.agents._context import pending_calls
+from guardchart.agents._context import pending_entries
 from guardchart.agents._conversation import (
     continued,
     is_final,
@@ -337,8 +337,8 @@ def _batch_timeout(registry: ToolRegistry) -> Callable[[Mapping[str, Any], Any],
 
     def timeout(context: Mapping[str, Any], event: Event | None) -> float:
         beside = in_order = 0.0
-        for call in pending_calls(context):
-            tool = registry.get(call.name)
+        for entry in pending_entries(context):
+            tool = registry.get(entry["name"])
             if tool is None:
                 continue
             if tool.side_effect or tool.requires_approval or tool.sequential:

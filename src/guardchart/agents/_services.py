@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from guardchart.agents._budgets import add_usage, clamp_usage
 from guardchart.agents._calls import CallResult, PendingCalls
-from guardchart.agents._context import pending_calls, request_messages
+from guardchart.agents._context import pending_entries, request_messages
 from guardchart.agents._models import ModelCall, ModelResponse, Usage, is_async_model
 from guardchart.agents._observe import chunk_listener, watch_model
 from guardchart.agents._recorded import load_failure, load_turn, plain
@@ -207,7 +207,7 @@ class RunTool:
 
     def step_at_once(self, scope: ServiceScope) -> Any:
         """The results of a batch without calls; None where there are any."""
-        return None if pending_calls(scope.context) else []
+        return None if pending_entries(scope.context) else []
 
     def step_requests(self, scope: ServiceScope, id: str) -> list[Any]:
         """The calls that may run now, side by side, each a request of the step path."""
