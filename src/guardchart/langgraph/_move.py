@@ -322,17 +322,18 @@ class _Move:
 
     def _work(self) -> list[tuple[str, str]]:
         """What is to be done now: the task, and what it is about."""
+        self.services = []
         if self.snapshot.status != "active":
             return []
-        work = [
-            (TOOLS if request.kind == "tool" else MODEL, request.id) for request in self._requests()
-        ]
-        self.services = [
-            waiting.id
-            for waiting in self._standing().waiting()
-            if not hasattr(waiting.invocation.service, "step_requests")
-        ]
-        work += [(SERVICE, ident) for ident in self.services]
+        work: list[tuple[str, str]] = []
+        if self.snapshot.children:
+            work = [(TOOLS if each.kind == "tool" else MODEL, each.id) for each in self._requests()]
+            self.services = [
+                waiting.id
+                for waiting in self._standing().waiting()
+                if not hasattr(waiting.invocation.service, "step_requests")
+            ]
+            work += [(SERVICE, ident) for ident in self.services]
         if work:
             return work
         # A person is asked once nothing else is left to be done.
