@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,7 @@ from langgraph.types import CachePolicy, Command, RetryPolicy
 
 from guardchart import MachineLogic
 from guardchart.agents import FakeModel, agent_logic
+from guardchart.agents import RetryPolicy as LoopRetry
 from guardchart.errors import AgentConfigError
 from guardchart.gate import Seal
 from guardchart.langchain import chat_model
@@ -163,6 +165,60 @@ async def test_a_conversation_that_no_cache_key_can_tell_is_not_cached_and_ends_
     odd = [AIMessage("", tool_calls=[call]), ToolMessage("found", tool_call_id="c1")]
     out = await run(kind, graph, {"event": start(), "messages": odd})
     assert out["xsm"]["context"]["result"] == "Done."
+
+
+class Down:
+    """A model that fails, or answers too late, the first time."""
+
+    is_async = False
+
+    def __init__(self, late_s: float | None) -> None:
+        self.late_s, self.asked = late_s, 0
+        self.inner = FakeModel([{"text": n} for n in ("one", "two", "three")], is_async=False)
+
+    def __call__(self, messages: Any, tools: Any) -> Any:
+        self.asked += 1
+        if self.asked == 1 and self.late_s is None:
+            raise ValueError("down")
+        if self.asked == 1:
+            time.sleep(self.late_s or 0.0)
+        return self.inner(messages, tools)
+
+
+class Kept(InMemoryCache[Any]):
+    """A cache that counts what is put into it."""
+
+    puts = 0
+
+    def set(self, pairs: Any) -> None:
+        self.puts += len(pairs)
+        super().set(pairs)
+
+    async def aset(self, pairs: Any) -> None:
+        self.set(pairs)
+
+
+@BOTH
+@pytest.mark.parametrize("late_s", [None, 1.0], ids=["fails", "is late"])
+async def test_a_models_failure_is_not_cached(kind: str, late_s: float | None) -> None:
+    model, cache = Down(late_s), Kept()
+    logic = {
+        "model_timeout_s": 30.0 if late_s is None else 0.3,
+        "retry": LoopRetry(delay_s=0.01),
+    }
+    graph = made([], model=model, cache_policy=CachePolicy(), cache=cache, logic=logic)
+    await run(kind, graph, {"event": start()})
+    assert model.asked == 2 and cache.puts == 1
+    befores = [each for each in graph.get_state_history(thread()) if each.next == ("model",)]
+    assert len(befores) == 2
+    await run(kind, graph, None, befores[0].config)
+    assert model.asked == 2
+    if late_s is None:
+        out = await run(kind, graph, None, befores[1].config)
+        assert model.asked == 3 and out["xsm"]["state_ids"] == ["toolLoop.done"]
+    graph.clear_cache()
+    await run(kind, graph, None, befores[0].config)
+    assert model.asked == (4 if late_s is None else 3)
 
 
 @pytest.mark.parametrize("policy", [CachePolicy(key_func=lambda state: "same")])

@@ -365,3 +365,8 @@ async def test_a_run_of_an_object_that_is_no_agent_counts_as_one_model_call() ->
     asking = Asking(Duck(), chart)
     result = await run_agent(asking.machine, ledger=asking.ledger, max_model_calls=2)
     assert result.cause == "max-model-calls" and len(asked) == 2
+
+
+@pytest.mark.parametrize("kept", [5, "text", None, {"id": "c1"}, [1, "c1", None]])
+def test_of_a_paused_service_whose_record_is_no_list_of_calls_nothing_is_pending(kept: Any) -> None:
+    assert pending_approval({"deferred": kept}) == []

@@ -22,7 +22,7 @@ from guardchart.errors import AgentConfigError
 from guardchart.kernel import Machine
 from guardchart.langgraph._chart import as_machine
 from guardchart.langgraph._node import _check_callables, _check_keys, _check_retry, _takes_runtime
-from guardchart.langgraph._policies import attempts_of, check_limits, limits_of, of_task
+from guardchart.langgraph._policies import attempts_of, cache_of, check_limits, limits_of, of_task
 from guardchart.langgraph._recent import Recent
 from guardchart.langgraph._reducers import resuming_reducer
 from guardchart.langgraph._state import read_key
@@ -197,7 +197,7 @@ def statechart_graph(
     return graph.compile(
         checkpointer=True if as_subgraph else checkpointer,
         store=store,
-        cache=cache,
+        cache=cache_of(settings, cache),
         name=name or built.id,
     )
 

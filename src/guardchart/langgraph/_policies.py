@@ -6,9 +6,10 @@ import dataclasses
 import hashlib
 import json
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+from langgraph.cache.base import BaseCache
 from langgraph.types import CachePolicy, RetryPolicy
 
 from guardchart.errors import AgentConfigError
@@ -27,7 +28,7 @@ from guardchart.langgraph._task import (
     GraphSettings,
 )
 
-__all__ = ["attempts_of", "check_limits", "limits_of", "of_task"]
+__all__ = ["attempts_of", "cache_of", "check_limits", "limits_of", "of_task"]
 
 _UNTOLD: Final = (LINEAGE, "receipt", "seal", "timers")
 
@@ -65,6 +66,48 @@ def limits_of(settings: GraphSettings, cache_policy: Any, timeout: Any) -> dict[
     if limit is not None:
         limits["timeout"] = limit
     return limits
+
+
+def cache_of(settings: GraphSettings, cache: Any) -> Any:
+    """What the graph is compiled with: the app's cache, which is handed answers only."""
+    if not settings.caches or not isinstance(cache, BaseCache):
+        return cache
+    return _Answers(cache, settings.results)
+
+
+class _Answers(BaseCache[Any]):
+    """Keeps no failure of a model, which to LangGraph is a result: who goes back asks anew."""
+
+    def __init__(self, inner: BaseCache[Any], results: str) -> None:
+        super().__init__(serde=inner.serde)
+        self._inner, self._results = inner, results
+
+    def get(self, keys: Sequence[Any]) -> dict[Any, Any]:
+        return self._inner.get(keys)
+
+    async def aget(self, keys: Sequence[Any]) -> dict[Any, Any]:
+        return await self._inner.aget(keys)
+
+    def set(self, pairs: Mapping[Any, Any]) -> None:
+        if answers := self._answers(pairs):
+            self._inner.set(answers)
+
+    async def aset(self, pairs: Mapping[Any, Any]) -> None:
+        if answers := self._answers(pairs):
+            await self._inner.aset(answers)
+
+    def clear(self, namespaces: Sequence[Any] | None = None) -> None:
+        self._inner.clear(namespaces)
+
+    async def aclear(self, namespaces: Sequence[Any] | None = None) -> None:
+        await self._inner.aclear(namespaces)
+
+    def _answers(self, pairs: Mapping[Any, Any]) -> dict[Any, Any]:
+        return {key: pair for key, pair in pairs.items() if self._is_answer(pair[0])}
+
+    def _is_answer(self, writes: Any) -> bool:
+        handed = [value for channel, value in writes if channel == self._results]
+        return any("output" in result for value in handed for result in value)
 
 
 def of_task(value: Any, task: str) -> Any:

@@ -42,7 +42,9 @@ def pending_approval(requests: DeferredToolRequests | Mapping[str, Any]) -> list
         the application deferred are not among them.
     """
     if isinstance(requests, Mapping):
-        asked = [each for each in requests.get("deferred") or () if isinstance(each, Mapping)]
+        kept = requests.get("deferred")
+        kept = kept if isinstance(kept, (list, tuple)) else ()  # a context is untrusted
+        asked = [each for each in kept if isinstance(each, Mapping)]
         return [dict(each) for each in asked if not (each.get("held") or each.get("external"))]
     out = []
     for call in requests.approvals:
