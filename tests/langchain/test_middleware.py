@@ -1044,6 +1044,49 @@ def test_with_a_seal_an_unsigned_outcome_of_a_read_only_tool_does_not_move_the_c
     assert honest.states() == ["desk.closed"]
 
 
+def test_with_a_seal_an_outcome_of_an_earlier_turn_moves_the_chart_no_second_time() -> None:
+    @tool(return_direct=True)
+    def verify(n: int) -> str:
+        """Verify."""
+        return "verified"
+
+    @tool(return_direct=True)
+    def reset(n: int) -> str:
+        """Reset."""
+        return "reset"
+
+    listed = {"tools": ["verify", "reset"]}
+    machine: Any = {
+        "id": "desk",
+        "initial": "open",
+        "states": {
+            "open": {"meta": listed, "on": {"tool.done.verify": "verified"}},
+            "verified": {"meta": listed, "on": {"tool.done.reset": "open"}},
+        },
+    }
+    agent = Agent(
+        [says(call("verify", "c1", n=1)), says(call("reset", "c2", n=1)), "hi"],
+        machine=machine,
+        tools=[verify, reset],
+        side_effects=(),
+        seal=Seal("0123456789abcdef"),
+    )
+    agent.invoke()
+    assert agent.states() == ["desk.verified"]
+    (signed,) = {
+        str(events): events
+        for each in agent.app.get_state_history(THREAD)
+        if (events := each.values.get("xsm_events"))
+    }.values()
+    agent.invoke({"messages": [("user", "again")]})
+    assert agent.states() == ["desk.open"]
+    agent.app.update_state(
+        THREAD, {"xsm_events": signed}, as_node="StatechartMiddleware.before_agent"
+    )
+    agent.invoke({"messages": [("user", "and?")]})
+    assert agent.states() == ["desk.open"]
+
+
 @pytest.mark.gate
 def test_arguments_edited_in_the_conversation_are_not_run_by_an_honest_approval() -> None:
     agent = Agent([REFUND, "done"])

@@ -402,11 +402,14 @@ def _needs_no_notes(opened: Opened, message: AIMessage, notes: list[dict[str, An
     """Whether nothing has to be known of a turn when its calls are entered.
 
     True of at most one call, that has no row and was not refused: it is judged once more then,
-    and stands beside no other. Its id must not be one that older notes speak of.
+    and stands beside no other. Its id must not be one that older notes speak of. One that moves
+    the chart is a batch of its own, since an outcome counts in its batch only.
     """
     if not message.tool_calls:
         return True
     if len(message.tool_calls) > 1 or not notes:
+        return False
+    if opened.session.moves_chart(message.tool_calls[0]["name"]):
         return False
     return notes[0].keys() == {"id"} and notes[0]["id"] not in opened.notes
 
