@@ -302,7 +302,11 @@ class FakeModel:
         self._released.set()
 
     def _take(self, messages: Sequence[Message], tools: Iterable[Any]) -> Any:
-        record = {"messages": list(map(dict, messages)), "tools": tool_names(tools)}
+        try:
+            copies = list(map(dict.copy, messages))
+        except TypeError:  # some are other mappings
+            copies = list(map(dict, messages))
+        record = {"messages": copies, "tools": tool_names(tools)}
         with self._lock:
             n = self._next
             if n >= len(self._script):

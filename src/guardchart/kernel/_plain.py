@@ -131,14 +131,17 @@ def _copy(
                     if kind is str:
                         size += len(item)
                     elif kind is dict or kind is list:
+                        if not item and depth <= max_depth:
+                            # Nothing is to be looked at in an empty one, unless it lies too deep.
+                            if not owned:
+                                node[key] = kind()
+                            continue
                         if len(item) > left:
                             raise _TooLarge
                         if not owned:
                             node[key] = item = item.copy()
                         left -= (4 if kind is dict else 2) * len(item)
-                        # Nothing is to be looked at in an empty one, unless it lies too deep.
-                        if item or depth > max_depth:
-                            below.append(item)
+                        below.append(item)
                     elif item is None or kind is bool:
                         pass
                     elif kind is int:
