@@ -5,6 +5,7 @@ import math
 import subprocess
 import sys
 import threading
+from types import MappingProxyType
 
 import pytest
 
@@ -154,6 +155,19 @@ def test_fake_model_records_what_was_sent_even_if_the_list_changes_later():
     messages[0]["content"] = "other"
     messages.append({})
     assert model.calls[0]["messages"] == ASK
+
+
+def test_what_the_fake_was_sent_stays_as_it_was_sent() -> None:
+    model = FakeModel([{"text": "a"}, {"text": "b"}], is_async=False)
+    call = {"id": "c1", "name": "lookup", "arguments": {"order_id": 1}}
+    plain = [{"role": "assistant", "content": None, "tool_calls": [call]}]
+    odd = [MappingProxyType({"role": "user", "content": object()})]
+    model(plain, [])
+    model(odd, [])
+    call["arguments"]["order_id"] = 2
+    assert model.calls[0]["messages"][0]["tool_calls"][0]["arguments"] == {"order_id": 1}
+    assert model.calls[1]["messages"] == [dict(odd[0])]
+    assert model.calls is model.calls and len(model.calls) == 2
 
 
 async def test_fake_model_records_nothing_when_its_answer_is_never_awaited():

@@ -13,6 +13,7 @@ import asyncio
 import atexit
 import functools
 import inspect
+import marshal
 import re
 import threading
 import uuid
@@ -222,7 +223,6 @@ class FakeModel:
         AgentConfigError: An item has an unknown shape; the message gives its index.
 
     Attributes:
-        calls: What each call was sent: ``{"messages": [...], "tools": [names]}``.
         bounded: Whether every call ends by itself, at once; True unless an item hangs.
         only_reads: True: the messages of a request are copied before they are kept, and never
             changed.
@@ -249,13 +249,24 @@ class FakeModel:
     ) -> None:
         self.is_async = bool(is_async)
         self.name = name
-        self.calls: list[dict[str, Any]] = []
+        self._calls: list[dict[str, Any]] = []
+        self._unread: list[tuple[bytes | list[Message], list[str]]] = []
         usage = _usage(default_usage, "default_usage")
         self._script = tuple(_item(item, i, name, usage) for i, item in enumerate(script))
         self.bounded = _HANG not in self._script
         self._next = 0
         self._lock = threading.Lock()
         self._released = threading.Event()
+
+    @property
+    def calls(self) -> list[dict[str, Any]]:
+        """What each call was sent, ``{"messages": [...], "tools": [names]}``; always one list."""
+        with self._lock:
+            for kept, names in self._unread:
+                messages = marshal.loads(kept) if isinstance(kept, bytes) else kept
+                self._calls.append({"messages": messages, "tools": names})
+            self._unread.clear()
+        return self._calls
 
     def __call__(
         self, messages: list[Message], tools: list[ToolSchema]
@@ -302,17 +313,19 @@ class FakeModel:
         self._released.set()
 
     def _take(self, messages: Sequence[Message], tools: Iterable[Any]) -> Any:
+        kept: Any = list(messages)
         try:
-            copies = list(map(dict.copy, messages))
-        except TypeError:  # some are other mappings
-            copies = list(map(dict, messages))
-        record = {"messages": copies, "tools": tool_names(tools)}
+            # A long conversation costs next to nothing until somebody looks.
+            kept = marshal.dumps(kept)
+        except ValueError:  # there is more in it than plain data
+            kept = list(map(dict, kept))
+        names = tool_names(tools)
         with self._lock:
             n = self._next
             if n >= len(self._script):
                 raise AgentError(f"FakeModel script exhausted after {n} call(s)")
             self._next = n + 1
-            self.calls.append(record)
+            self._unread.append((kept, names))
         item = self._script[n]
         if isinstance(item, ModelResponse) or item is _HANG:
             return item
