@@ -25,7 +25,7 @@ from typing import IO, Any, NamedTuple
 
 PEER = "xstate-statemachine"
 PEER_VERSION = "0.11.0"
-TURNS = 3
+TURNS = 7
 
 _ROOT = Path(__file__).resolve().parent.parent
 
