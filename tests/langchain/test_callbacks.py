@@ -24,6 +24,7 @@ from guardchart.langchain import LangChainCallbackPlugin, chat_model
 from guardchart.langgraph import LangChainCallbackPlugin as FromLangGraph
 from guardchart.langgraph import statechart_node
 from guardchart.testing import LangSmithRecorder
+from tests.langchain.conftest import RUN_TREE
 from tests.langchain.fakes import Scripted, call, says
 from tests.langchain.test_models import loop_chart
 
@@ -217,7 +218,7 @@ chain LangGraph
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
 def test_a_graphs_node_shows_transitions_models_and_tools_nested_in_order(
-    desk: Desk, is_async: bool
+    desk: Desk, is_async: bool, record_property: Any
 ) -> None:
     app = loop(FromLangGraph(), is_async=is_async)
     if is_async:
@@ -225,7 +226,7 @@ def test_a_graphs_node_shows_transitions_models_and_tools_nested_in_order(
     else:
         app.invoke(BEGIN, config(desk))
     tree = desk.done().tree()
-    print(tree)
+    record_property(RUN_TREE, tree)
     assert tree == LOOP_TREE
 
 
