@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -23,32 +22,9 @@ from guardchart.agents import tool_registry as registry
 from guardchart.gate import approval_event
 from guardchart.langgraph import ledger_for, statechart_node
 from tests.langgraph.graphs import REFUND, compiled, from_event, loop_chart, start, thread
+from tests.langgraph.once.ledgers import Kills, die
 
 SAY = {"text": "Done."}
-
-
-def die() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-class Killing:
-    """A ledger that kills its process right after one verb."""
-
-    def __init__(self, ledger: Any, point: str) -> None:
-        self._ledger = ledger
-        self._point = point
-
-    def __getattr__(self, name: str) -> Any:
-        value = getattr(self._ledger, name)
-        if not name.startswith(self._point) or not callable(value):
-            return value
-
-        def verb(*args: Any, **more: Any) -> Any:
-            result = value(*args, **more)
-            die()
-            return result
-
-        return verb
 
 
 def graph(saver: Any, ledger: Any, folder: Path, point: str = "nowhere", **model: Any) -> Any:
@@ -92,7 +68,7 @@ def sync_life(dsn: str, folder: Path, step: str, point: str) -> Any:
     with PostgresSaver.from_conn_string(dsn) as saver:
         saver.setup()
         ledger = ledger_for(saver)
-        app = graph(saver, Killing(ledger, point), folder, point, is_async=False)
+        app = graph(saver, Kills(ledger, point), folder, point, is_async=False)
         if step == "park":
             return app.invoke({"event": start()}, thread())
         pending = pending_approval(app.get_state(thread()).values["xsm"]["context"])
@@ -103,7 +79,7 @@ async def async_life(dsn: str, folder: Path, step: str, point: str) -> Any:
     async with AsyncPostgresSaver.from_conn_string(dsn) as saver:
         await saver.setup()
         ledger = await ledger_for(saver).aresolve()  # type: ignore[attr-defined]
-        app = graph(saver, Killing(ledger, point), folder, point)
+        app = graph(saver, Kills(ledger, point), folder, point)
         if step == "park":
             return await app.ainvoke({"event": start()}, thread())
         state = await app.aget_state(thread())

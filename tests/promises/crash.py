@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.graph import END, START, StateGraph
@@ -26,33 +24,10 @@ from guardchart.agents import (
 )
 from guardchart.gate import approval_event
 from guardchart.langgraph import ledger_for, statechart_node
+from tests.langgraph.once.ledgers import Kills, die
 from tests.promises.bank import SAY, THREAD, State, listed_chart
 
 REFUND = {"tool": "refund", "args": {"order_id": 7, "cents": 250}, "id": "call_1"}
-
-
-def die() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-class Killing:
-    """A ledger that kills its process right after one verb."""
-
-    def __init__(self, ledger: Any, point: str) -> None:
-        self._ledger = ledger
-        self._point = point
-
-    def __getattr__(self, name: str) -> Any:
-        value = getattr(self._ledger, name)
-        if not name.startswith(self._point) or not callable(value):
-            return value
-
-        def verb(*args: Any, **more: Any) -> Any:
-            result = value(*args, **more)
-            die()
-            return result
-
-        return verb
 
 
 def main() -> None:
@@ -83,7 +58,7 @@ def main() -> None:
             logic,
             event_from_state=lambda state: state.get("event"),
             event_key="event",
-            ledger=Killing(ledger_for(saver), point),
+            ledger=Kills(ledger_for(saver), point),
         )
         builder.add_node("agent", node)
         builder.add_edge(START, "agent")
