@@ -63,7 +63,7 @@ def smaller(machine: Machine, snapshot: Snapshot) -> Iterator[Snapshot]:
     while messages and count > 1:
         count = (count + 1) // 2 if count > 2 else 1
         kept = window(messages, count, task=task if isinstance(task, str) else None)
-        yield snapshot.replace(context={**snapshot.context, "messages": kept})
+        yield snapshot.replace(context=snapshot.context | {"messages": kept})
     if is_final(machine, "error"):
         message = "the conversation is larger than a snapshot may be; it was not kept"
         counted = {key: snapshot.context[key] for key in SPENT if key in snapshot.context}

@@ -95,7 +95,7 @@ class AgentSettings:
             Nothing where it is not the loop's own context that is too large.
         """
         try:
-            size = len(json.dumps(dict(snapshot.context)))
+            size = len(json.dumps(snapshot.context.copy()))
         except (TypeError, ValueError, RecursionError):
             return iter(())
         return smaller(machine, snapshot) if size > _LARGE else iter(())

@@ -81,7 +81,7 @@ class AgentResult(Generic[OutputT]):
 def result_of(interpreter: Any, ignored: Event | None, control: RunControl) -> AgentResult[Any]:
     """How a run settled; the machine may still be running."""
     snapshot = interpreter.snapshot
-    context = interpreter.context if interpreter.actors else dict(snapshot.context)
+    context = interpreter.context if interpreter.actors else snapshot.context.copy()
     status: Literal["done", "idle", "error"] = "idle"
     cause = cause_of(interpreter, control)
     error = context.get("error")

@@ -217,7 +217,7 @@ class Stepper(InterpreterBase):
         snapshot = self.snapshot
         if not self.actors:
             return snapshot
-        children = dict(snapshot.children)
+        children = snapshot.children.copy()
         for actor in self.actors.values():
             invocation = actor._invocation
             child = children.get(invocation.id)
@@ -256,9 +256,9 @@ class Stepper(InterpreterBase):
         """Write into the snapshot what is known of a service so far."""
         actor, name = waiting.actor, waiting.invocation.id
         snapshot = actor.snapshot
-        children = {**snapshot.children, name: snapshot.children[name]._replace(snapshot=data)}
+        noted = {name: snapshot.children[name]._replace(snapshot=data)}
         actor._snapshot = snapshot.replace(
-            rev=snapshot.rev + 1, children=MappingProxyType(children)
+            rev=snapshot.rev + 1, children=MappingProxyType(snapshot.children | noted)
         )
 
     # What differs from a running machine

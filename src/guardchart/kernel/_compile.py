@@ -69,7 +69,7 @@ class Machine:
         self._check_purity = check_purity
         self.id = spec.id
         self.version = spec.version
-        self.context: Mapping[str, Any] = MappingProxyType(copy_config(spec.context))
+        self.context: MappingProxyType[str, Any] = MappingProxyType(copy_config(spec.context))
         self._nested = tuple(key for key, value in self.context.items() if not is_scalar(value))
         self.strict = spec.strict
         self.policy = spec.policy
@@ -95,7 +95,7 @@ class Machine:
         self.shape = _digest.shape(spec, self.order)
         self.logic_digest = _digest.logic(spec)
         # What a snapshot says of it: plain texts, whatever kind of text the chart came with.
-        self.stamp: Mapping[str, str | None] = MappingProxyType(
+        self.stamp: MappingProxyType[str, str | None] = MappingProxyType(
             {
                 "id": f"{self.id}",
                 "version": None if self.version is None else f"{self.version}",
@@ -149,7 +149,7 @@ class Machine:
 
     def fresh_context(self) -> dict[str, Any]:
         """Return a copy of the declared context that shares no container with it."""
-        context = dict(self.context)
+        context = self.context.copy()
         memo: dict[int, Any] = {}
         for key in self._nested:
             context[key] = clone(context[key], memo)

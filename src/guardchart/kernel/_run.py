@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Mapping
 from itertools import repeat
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias, TypeVar
 
 from guardchart.errors import StepError
 from guardchart.kernel._configuration import Candidate, Selection
@@ -57,6 +57,10 @@ if TYPE_CHECKING:
     from guardchart.kernel._nodes import Action, Invoke, StateNode, Transition
 
 StepResult = tuple[Snapshot, Effects, Receipt]
+T = TypeVar("T")
+Table: TypeAlias = dict[str, T] | MappingProxyType[str, T]
+"""A table of the snapshot as it was, or this step's own copy."""
+
 _new = tuple.__new__
 
 
@@ -90,14 +94,17 @@ class Run:
         self.host = host
         self.rev = rev + 1
         self.status = "active"
-        self.history, self.timers, self.children, self.sends = rest[:4]
+        self.history: Table[tuple[str, ...]] = rest.history
+        self.timers: Table[Timer] = rest.timers
+        self.children: Table[Child] = rest.children
+        self.sends: Table[DelayedSend] = rest.sends
         self.output: Any = None
         self.effects: list[Effect] = []
         self.queue: list[tuple[Event, bool]] = []
         self.faults: list[BaseException] = []
         self.pending: dict[tuple[int, str], Any] = {}
         self.microsteps: list[tuple[str, frozenset[str], frozenset[str]]] = []
-        self.base: tuple[Mapping[str, Any], Any, Any, Any] | None = None
+        self.base: tuple[MappingProxyType[str, Any], Any, Any, Any] | None = None
         self.steps = 0
 
     # Selection
@@ -223,7 +230,7 @@ class Run:
         ``event_type`` is what the receipt says of the microstep, "" for an eventless one.
         """
         if plan.records:
-            self.history = {**self.history, **dict(plan.records)}
+            self.history = self.history | dict(plan.records)
         for op, node, argument in plan.ops:
             if op == ACTIONS:
                 self._actions(node, argument, event)
@@ -367,7 +374,7 @@ class Run:
             src, key, _, given, _, spawned, state_id = child
             status = "done" if kind == "done" else "error"
             ended = Child(src, key, status, given, None, spawned, state_id)
-            self.children = {**self.children, child_id: ended}
+            self.children = self.children | {child_id: ended}
         self.base = (self.context, self.timers, self.children, self.sends)
         settle = _settle_of(self.machine, child_id, child)
         if settle is not None:
@@ -414,7 +421,7 @@ class Run:
             self.effects.append(StopService(child_id))
 
     def _set_child(self, child_id: str, child: Child) -> None:
-        self.children = {**self.children, child_id: child}
+        self.children = self.children | {child_id: child}
 
     def _drop_child(self, child_id: str) -> None:
         self.children = _without(self.children, child_id)
@@ -428,7 +435,7 @@ class Run:
 
     def set_send(self, send_id: str, send: DelayedSend) -> None:
         """Record a delayed send."""
-        self.sends = {**self.sends, send_id: send}
+        self.sends = self.sends | {send_id: send}
 
     def drop_send(self, send_id: str) -> bool:
         """Forget a delayed send; tell whether there was one."""
@@ -477,8 +484,8 @@ class Run:
 
     def _begin(self) -> None:
         """Start what the entered states asked for, in order of entry."""
-        timers = dict(self.timers)
-        children = dict(self.children)
+        timers = self.timers.copy()
+        children = self.children.copy()
         for (kind, key), value in self.pending.items():
             if kind == 0:
                 timers[key] = value
@@ -534,19 +541,19 @@ TAKEN: Final[tuple[ReceiptStatus, str | None]] = ("taken", None)
 FORBIDDEN: Final[tuple[ReceiptStatus, str | None]] = ("forbidden", "a handler swallows this event")
 
 
-def _without(table: Mapping[str, Any], key: str) -> dict[str, Any]:
-    left = dict(table)
+def _without(table: Table[T], key: str) -> dict[str, T]:
+    left = table.copy()
     del left[key]
     return left
 
 
-def _frozen(table: Mapping[str, Any]) -> Mapping[str, Any]:
+def _frozen(table: Table[T]) -> MappingProxyType[str, T]:
     if not table:
         return EMPTY
-    return table if type(table) is MappingProxyType else MappingProxyType(table)
+    return table if isinstance(table, MappingProxyType) else MappingProxyType(table)
 
 
-def merge(context: Mapping[str, Any], updates: Any) -> Mapping[str, Any]:
+def merge(context: MappingProxyType[str, Any], updates: Any) -> MappingProxyType[str, Any]:
     """Return the context with what an update-form action returned; refuse anything else."""
     if type(updates) is not dict:
         if not isinstance(updates, Mapping):
@@ -556,7 +563,8 @@ def merge(context: Mapping[str, Any], updates: Any) -> Mapping[str, Any]:
         updates = dict(updates)
     if not _TEXT.issuperset(map(type, updates)):
         raise StepError("an action must return text keys")
-    return MappingProxyType({**context, **updates})
+    # A view's own `|` works on the dict below it; `{**context}` would ask the view key by key.
+    return MappingProxyType(context | updates)
 
 
 def _refuse_awaitable(answer: Any) -> NoReturn:

@@ -95,7 +95,7 @@ def dump(
     state: dict[str, Any] = {
         "value": config.value,
         "state_ids": sorted(config.ids),
-        "context": dict(context),
+        "context": context.copy(),
         "history": {key: list(ids) for key, ids in rest.history.items()},
         "timers": {key: {"due_at": timer.due_at} for key, timer in rest.timers.items()},
         "children": {key: _dump_child(child) for key, child in rest.children.items()},
@@ -109,7 +109,13 @@ def dump(
     if rest.batch_no:
         state["batch_no"] = rest.batch_no
     copy, size = copy_json(state, max_bytes, max_depth, _Names(machine))
-    data = {"version": FORMAT, "machine": dict(machine.stamp), "rev": rev, "status": status, **copy}
+    data = {
+        "version": FORMAT,
+        "machine": machine.stamp.copy(),
+        "rev": rev,
+        "status": status,
+        **copy,
+    }
     # Twelve: the most a character can take, a surrogate pair written as two escapes.
     most = 12 * (size + len(machine.id) + len(machine.version or "") + _FRAME_CHARS)
     if most > max_bytes and written_size(data) > max_bytes:
@@ -229,7 +235,7 @@ def restart_services(machine: Machine, snapshot: Snapshot) -> tuple[Snapshot, Ef
     if snapshot.status != "active":
         return snapshot, NO_EFFECTS
     rev = snapshot.rev + 1
-    children = dict(snapshot.children)
+    children = snapshot.children.copy()
     effects: list[Effect] = []
     for node in snapshot.config.nodes:
         for invoke in node.invokes:
@@ -273,7 +279,7 @@ def update_context(snapshot: Snapshot, updates: Mapping[str, Any]) -> Snapshot:
     """
     if not all(type(key) is str for key in updates):
         raise SnapshotError("the keys of a context must be strings", path="$.context")
-    context = MappingProxyType({**snapshot.context, **updates})
+    context = MappingProxyType(snapshot.context | updates)
     return snapshot.replace(context=context, rev=snapshot.rev + 1)
 
 

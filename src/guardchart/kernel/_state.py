@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 Status = Literal["active", "done", "error"]
 ReceiptStatus = Literal["taken", "denied", "forbidden", "ignored", "dropped"]
-EMPTY: Mapping[str, Any] = MappingProxyType({})
+EMPTY: MappingProxyType[str, Any] = MappingProxyType({})
 
 
 class Child(NamedTuple):
@@ -55,10 +55,10 @@ class DelayedSend(NamedTuple):
 class Rest(NamedTuple):
     """The fields of a snapshot that most steps leave alone."""
 
-    history: Mapping[str, tuple[str, ...]] = EMPTY
-    timers: Mapping[str, Timer] = EMPTY
-    children: Mapping[str, Child] = EMPTY
-    sends: Mapping[str, DelayedSend] = EMPTY
+    history: MappingProxyType[str, tuple[str, ...]] = EMPTY
+    timers: MappingProxyType[str, Timer] = EMPTY
+    children: MappingProxyType[str, Child] = EMPTY
+    sends: MappingProxyType[str, DelayedSend] = EMPTY
     output: Any = None
     error: Mapping[str, Any] | None = None
     run: str | None = None
@@ -68,7 +68,7 @@ class Rest(NamedTuple):
 NO_REST = Rest()
 
 
-class Snapshot(tuple[int, str, Mapping[str, Any], Any, Rest]):
+class Snapshot(tuple[int, str, MappingProxyType[str, Any], Any, Rest]):
     """The whole state of a machine after a macrostep. Immutable.
 
     ``rev`` counts the steps, ``status`` is ``active``, ``done`` or ``error``, ``context`` is
@@ -109,7 +109,7 @@ class Snapshot(tuple[int, str, Mapping[str, Any], Any, Rest]):
         return self[1]
 
     @property
-    def context(self) -> Mapping[str, Any]:
+    def context(self) -> MappingProxyType[str, Any]:
         """The extended state, read-only."""
         return self[2]
 
@@ -139,22 +139,22 @@ class Snapshot(tuple[int, str, Mapping[str, Any], Any, Rest]):
         return self.config.ids
 
     @property
-    def history(self) -> Mapping[str, tuple[str, ...]]:
+    def history(self) -> MappingProxyType[str, tuple[str, ...]]:
         """What each history state that was left would restore: state ids."""
         return self[4].history
 
     @property
-    def timers(self) -> Mapping[str, Timer]:
+    def timers(self) -> MappingProxyType[str, Timer]:
         """The pending ``after`` timers by id."""
         return self[4].timers
 
     @property
-    def children(self) -> Mapping[str, Child]:
+    def children(self) -> MappingProxyType[str, Child]:
         """Invoked and spawned children by id."""
         return self[4].children
 
     @property
-    def sends(self) -> Mapping[str, DelayedSend]:
+    def sends(self) -> MappingProxyType[str, DelayedSend]:
         """The delayed sends by id."""
         return self[4].sends
 

@@ -292,13 +292,13 @@ def _linear_step(
                 if child is None or child[6] != state_id:
                     continue
                 if running is None:
-                    running = children.copy()  # type: ignore[attr-defined]
+                    running = children.copy()
                 del running[key]
                 if child[2] == "active" and ended != (True, key):
                     stopped.append(effect)
             elif key in timers:
                 if clocks is None:
-                    clocks = timers.copy()  # type: ignore[attr-defined]
+                    clocks = timers.copy()
                 del clocks[key]
                 if ended != (False, key):
                     stopped.append(effect)
@@ -307,12 +307,12 @@ def _linear_step(
     for is_service, key, value, src, state_id, _ in plan.starts:
         if is_service:
             if running is None:
-                running = children.copy()  # type: ignore[attr-defined]
+                running = children.copy()
             fields = (src, f"{key}@{rev}", "active", value, None, False, state_id)
             running[key] = _new(Child, fields)
         else:
             if clocks is None:
-                clocks = timers.copy()  # type: ignore[attr-defined]
+                clocks = timers.copy()
             clocks[key] = _new(Timer, (now + value,))
     if clocks is not None:
         timers = MappingProxyType(clocks) if clocks else EMPTY

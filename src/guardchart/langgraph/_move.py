@@ -160,7 +160,7 @@ class _Move:
             found = self.step.snapshot
             conversation = visit.conversation
             if conversation is not None and conversation.before:
-                context = {**found.context, "messages": conversation.before}
+                context = found.context | {"messages": conversation.before}
                 found = found.replace(context=context)
             visit.snapshot = found
         visit.kept = visit.snapshot.context.get("messages") or ()

@@ -95,7 +95,7 @@ def text_of(data: Any) -> bytes | None:
 
 def _held(snapshot: Snapshot) -> bytes | None:
     inputs = [each.input for each in snapshot.children.values()]
-    return text_of([dict(snapshot.context), inputs])
+    return text_of([snapshot.context.copy(), inputs])
 
 
 def _said(channel: Sequence[Any]) -> bytes | None:

@@ -149,7 +149,7 @@ def _dumped(
     if visit.conversation is None:
         data: dict[str, Any] = interpreter.dump() if own else dump(snapshot)
     else:
-        kept = {**snapshot.context, "messages": []}
+        kept: dict[str, Any] = snapshot.context | {"messages": []}
         if isinstance(kept.get(SPENT_IDS), list) and kept[SPENT_IDS]:
             kept[SPENT_IDS] = without(
                 kept[SPENT_IDS], visit.conversation.call_ids(snapshot.run, added)

@@ -336,7 +336,7 @@ class Visit:
         conversation = Conversation(channel, prompt, told)
         self.conversation = conversation
         if self.snapshot is not None:
-            context = {**self.snapshot.context, "messages": conversation.before}
+            context = self.snapshot.context | {"messages": conversation.before}
             # What is known from this run has them still.
             if self.known is None and isinstance(context.get(SPENT_IDS), list):
                 ids = conversation.call_ids(self.snapshot.run)

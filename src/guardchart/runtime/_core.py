@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, ClassVar, Final, Self, TypedDict
 
 from guardchart.errors import SnapshotError, StepError
@@ -270,14 +271,14 @@ class InterpreterCore:
         snapshot = self.snapshot
         actors = self.actors or self._left
         if actors:
-            children = dict(snapshot.children)
+            children = snapshot.children.copy()
             for actor in list(actors.values()):
                 child = children.get(actor._invocation.id)
                 if child is not None and child.key == actor._invocation.key:
                     children[actor._invocation.id] = child._replace(
                         snapshot=actor.dump(max_bytes=max_bytes)
                     )
-            snapshot = snapshot.replace(children=children)
+            snapshot = snapshot.replace(children=MappingProxyType(children))
         return dump(snapshot, max_bytes=max_bytes)
 
     def get_snapshot(self) -> str:

@@ -187,7 +187,7 @@ class InterpreterSteps(InterpreterCore):
 
     def _forget(self, event: EngineEvent) -> None:
         snapshot, key = self.snapshot, event.key
-        children = dict(snapshot.children)
+        children = snapshot.children.copy()
         name = key.rpartition("@")[0]
         if event.kind == "failed" and name in children and children[name].key == key:
             ended = (
