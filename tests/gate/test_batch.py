@@ -101,7 +101,7 @@ def test_a_verdict_tells_no_hidden_tool() -> None:
     hidden, missing = assess(
         [ToolCall("a", "pay", {}), ToolCall("b", "zzz", {})], REGISTRY, ["read"]
     )
-    assert replace(hidden, call=missing.call) == missing
+    assert hidden._replace(call=missing.call) == missing
 
 
 def test_only_calls_that_need_one_get_a_row(ledger: Any) -> None:
@@ -128,7 +128,7 @@ def test_equal_calls_of_a_batch_have_a_slot_each(ledger: Any) -> None:
 
 def test_proposing_twice_gives_the_same_rows(ledger: Any) -> None:
     batch = Batch(REGISTRY, calls(1), ledger=ledger)
-    fresh = [replace(v, call=replace(v.call, id="other")) for v in batch.verdicts]
+    fresh = [v._replace(call=replace(v.call, id="other")) for v in batch.verdicts]
     again = propose_verdicts(ledger, batch.host, 1, fresh, now=NOW + 5)
     assert [r.id for r in again if r] == [r.id for r in batch.rows]
 

@@ -6,9 +6,10 @@ import inspect
 import itertools
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
+from pydantic import AfterValidator
 
 from guardchart.errors import ToolDeniedError
 from guardchart.gate import (
@@ -28,6 +29,7 @@ from guardchart.gate import (
 )
 
 entered: list[str] = []
+validated: list[int] = []
 
 
 def read(q: str) -> str:
@@ -38,6 +40,15 @@ def read(q: str) -> str:
 def pay(amount: int, currency: str = "EUR") -> str:
     entered.append("pay")
     return currency
+
+
+def noted(number: int) -> int:
+    validated.append(number)
+    return number
+
+
+def order(number: Annotated[int, AfterValidator(noted)]) -> str:
+    return str(number)
 
 
 REGISTRY = tool_registry(read, tool(pay, side_effect=True))
@@ -81,7 +92,7 @@ def test_a_good_call_passes_with_its_defaults_filled_in() -> None:
 def test_each_fault_alone_is_refused_by_its_check(fault: Any) -> None:
     _, _, call, facts, reason = fault
     with pytest.raises(ToolDeniedError) as caught:
-        check(replace(GOOD, **call), replace(FACTS, **facts))
+        check(replace(GOOD, **call), FACTS._replace(**facts))
     assert reason in caught.value.reason
 
 
@@ -91,7 +102,7 @@ def test_of_any_two_faults_the_earlier_check_answers() -> None:
             continue
         call = replace(GOOD, **{**second[2], **first[2]})
         with pytest.raises(ToolDeniedError) as caught:
-            check(call, replace(FACTS, **first[3], **second[3]))
+            check(call, FACTS._replace(**first[3], **second[3]))
         assert first[4] in caught.value.reason, (first[0], second[0])
 
 
@@ -112,38 +123,55 @@ def test_of_any_two_faults_the_earlier_check_answers() -> None:
 )
 def test_only_an_approved_row_counts(status: str) -> None:
     with pytest.raises(ToolDeniedError, match="needs human approval"):
-        check(GOOD, replace(FACTS, row=row(status=status)))
+        check(GOOD, FACTS._replace(row=row(status=status)))
 
 
 def test_an_approval_is_good_until_and_with_its_last_millisecond() -> None:
-    assert check(GOOD, replace(FACTS, now=1000))
+    assert check(GOOD, FACTS._replace(now=1000))
     with pytest.raises(ToolDeniedError, match="expired"):
-        check(GOOD, replace(FACTS, now=1001))
-    assert check(GOOD, replace(FACTS, row=row(use_by=None), now=10**15))
+        check(GOOD, FACTS._replace(now=1001))
+    assert check(GOOD, FACTS._replace(row=row(use_by=None), now=10**15))
 
 
 def test_before_anybody_is_asked_the_approval_is_only_announced() -> None:
-    checked = check(GOOD, replace(FACTS, row=None, proposing=True))
+    checked = check(GOOD, FACTS._replace(row=None, proposing=True))
     assert checked.needs_approval
     with pytest.raises(ToolDeniedError, match="invalid arguments"):
-        check(replace(GOOD, arguments={}), replace(FACTS, row=None, proposing=True))
+        check(replace(GOOD, arguments={}), FACTS._replace(row=None, proposing=True))
+
+
+def test_a_second_look_at_the_same_call_judges_all_but_the_arguments_anew() -> None:
+    validated.clear()
+    registry = tool_registry(tool(order, requires_approval=True))
+    call = ToolCall("c1", "order", {"number": 7})
+    facts = FACTS._replace(registry=registry, allowed=Allowed(everything=True), proposing=True)
+    first = check(call, facts)
+    assert check(call, facts, first) == first
+    assert validated == [7]
+    for later in ({"allowed": Allowed()}, {"proposing": False}, {"spent_ids": {"c1"}}):
+        with pytest.raises(ToolDeniedError):
+            check(call, facts._replace(**later), first)
+    same = tool_registry(tool(order, requires_approval=True))
+    check(call, facts._replace(registry=same), first)
+    check(replace(call, arguments={"number": 8}), facts, first)
+    assert validated == [7, 7, 8]
 
 
 def test_a_read_only_tool_needs_neither_row_nor_approval() -> None:
-    checked = check(ToolCall("c2", "read", {"q": "x"}), replace(FACTS, row=None))
+    checked = check(ToolCall("c2", "read", {"q": "x"}), FACTS._replace(row=None))
     assert not checked.needs_row
     assert not checked.needs_approval
 
 
 def test_a_rule_may_ask_for_a_reader_and_spare_a_writer() -> None:
     rules = {"read": Rule("always"), "pay": Rule("never")}
-    facts = replace(FACTS, allowed=Allowed(everything=True, rules=rules), proposing=True)
+    facts = FACTS._replace(allowed=Allowed(everything=True, rules=rules), proposing=True)
     reader = check(ToolCall("c2", "read", {"q": "x"}), facts)
     assert (reader.needs_row, reader.needs_approval) == (True, True)
     writer = check(GOOD, facts)
     assert (writer.needs_row, writer.needs_approval) == (True, False)
     with pytest.raises(ToolDeniedError, match="needs human approval"):
-        check(GOOD, replace(facts, proposing=False, row=None))
+        check(GOOD, facts._replace(proposing=False, row=None))
 
 
 def test_a_tool_may_ask_though_it_changes_nothing() -> None:
@@ -158,7 +186,7 @@ def test_a_hidden_and_a_missing_tool_are_answered_alike() -> None:
     texts = set()
     for name in ("pay", "nope"):
         with pytest.raises(ToolDeniedError) as caught:
-            check(ToolCall("c1", name, {}), replace(FACTS, allowed=Allowed(frozenset({"read"}))))
+            check(ToolCall("c1", name, {}), FACTS._replace(allowed=Allowed(frozenset({"read"}))))
         texts.add(str(caught.value).replace(name, "X"))
     assert len(texts) == 1
 
@@ -186,7 +214,7 @@ NAMES = [
 @pytest.mark.parametrize("name", NAMES, ids=[repr(n)[:20] for n in NAMES])
 def test_a_look_alike_is_unregistered_even_where_everything_is_allowed(name: Any) -> None:
     with pytest.raises(ToolDeniedError) as caught:
-        check(ToolCall("c1", name, {"amount": 5}), replace(FACTS, allowed=Allowed(everything=True)))
+        check(ToolCall("c1", name, {"amount": 5}), FACTS._replace(allowed=Allowed(everything=True)))
     assert caught.value.reason == NOT_ALLOWED
     assert len(str(caught.value)) < 150
     assert str(caught.value).isascii()
@@ -203,9 +231,9 @@ def test_an_id_that_is_not_printable_text_is_malformed(ident: Any) -> None:
 
 def test_the_limit_of_a_turn_is_eight() -> None:
     assert DEFAULT_MAX_TOOL_CALLS == 8
-    assert check(GOOD, replace(FACTS, turn_size=8))
+    assert check(GOOD, FACTS._replace(turn_size=8))
     with pytest.raises(ToolDeniedError, match="max_tool_calls=2"):
-        check(GOOD, replace(FACTS, turn_size=3, max_tool_calls=2))
+        check(GOOD, FACTS._replace(turn_size=3, max_tool_calls=2))
 
 
 def test_check_changes_nothing_and_runs_no_tool() -> None:

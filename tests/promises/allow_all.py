@@ -14,7 +14,7 @@ from guardchart.gate._check import Checked, Facts
 from guardchart.gate._rules import Rule
 
 
-def allow(call: ToolCall, facts: Facts) -> Checked:
+def allow(call: ToolCall, facts: Facts, before: Checked | None = None) -> Checked:
     """Allow one call, unseen."""
     tool = facts.registry.get(call.name) or next(iter(facts.registry))
     arguments = dict(call.arguments)

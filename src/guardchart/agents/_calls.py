@@ -156,17 +156,14 @@ class PendingCalls:
     # Who they are
 
     def judge(self) -> None:
-        """Judge every call by checks 1 to 5, in the state as it is now; pure."""
-        scope = self.scope
-        own = {call.id for call in self.calls}
-        raw_spent = self.context.get("spent_call_ids")
-        spent = [each for each in raw_spent or () if isinstance(each, str) and each not in own]
-        node = None if scope is None else scope.node
+        """Judge every call by checks 1 to 5, in the state as it is now; pure.
+
+        Whether an id was spent before was asked when the calls were proposed, which spent it.
+        """
         self.verdicts = assess(
             self.calls,
             self.registry,
-            allowed_tools(node),
-            spent_ids=spent,
+            allowed_tools(None if self.scope is None else self.scope.node),
             max_tool_calls=self.max_tool_calls,
             context=self.context,
         )
@@ -179,10 +176,12 @@ class PendingCalls:
         """
         self.judge()
         if self.host is not None and self.calls:
-            # Rows are found whatever the state allows now: what ran before is told, not refused.
-            anywhere = assess(
-                self.calls, self.registry, as_allowed("*"), max_tool_calls=self.max_tool_calls
-            )
+            anywhere = self.verdicts
+            if not all(verdict.ok for verdict in anywhere):
+                # Rows are found whatever the state allows: what ran before is told, not refused.
+                anywhere = assess(
+                    self.calls, self.registry, as_allowed("*"), max_tool_calls=self.max_tool_calls
+                )
             self.rows = lookup_verdicts(
                 self.ledger,
                 self.host,
@@ -269,9 +268,7 @@ class PendingCalls:
         """Take one call through the gate; its result is kept. Raises no ``Exception``."""
         try:
             with self._watch(index) as watch:
-                outcome = execute(
-                    self.calls[index], lambda: self._facts(index), **self._claimant(index)
-                )
+                outcome = execute(self.calls[index], self._facts, **self._claimant(index))
                 self.results[index] = CallResult.of(outcome)
                 watch.ended(outcome)
         except Exception as error:
@@ -281,9 +278,7 @@ class PendingCalls:
         """Do what `run` does, from a running loop."""
         try:
             with self._watch(index) as watch:
-                outcome = await aexecute(
-                    self.calls[index], lambda: self._facts(index), **self._claimant(index)
-                )
+                outcome = await aexecute(self.calls[index], self._facts, **self._claimant(index))
                 self.results[index] = CallResult.of(outcome)
                 watch.ended(outcome)
         except Exception as error:
@@ -295,23 +290,14 @@ class PendingCalls:
     def _now(self) -> int:
         return 0 if self.scope is None else int(self.scope.clock.now_ms())
 
-    def _facts(self, index: int) -> Facts:
+    def _facts(self) -> Facts:
         scope = self.scope
-        node = scope.node if scope is not None and scope.active else None
-        own = self.calls[index].id
         return Facts(
             self.registry,
-            allowed_tools(node),
+            allowed_tools(scope.node if scope is not None and scope.active else None),
             max_tool_calls=self.max_tool_calls,
             turn_size=len(self.calls),
-            spent_ids=frozenset(
-                each
-                for each in self.context.get("spent_call_ids") or ()
-                if isinstance(each, str) and each != own
-            ),
             context=self.context,
-            row=self.rows[index],
-            now=self._now(),
         )
 
     def _claimant(self, index: int) -> dict[str, Any]:

@@ -11,7 +11,6 @@ import hashlib
 import threading
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from typing import Any, NoReturn, TypeVar
 
 from guardchart.errors import LedgerError, ToolDeniedError
@@ -190,7 +189,7 @@ class AuthorisedCall:
             object.__setattr__(self, "_state", after)
 
 
-def _same_call(call: ToolCall, tool: Tool | None, rows: tuple[Any, ...]) -> bool:
+def _same_call(call: ToolCall, facts: Callable[[], Facts], rows: tuple[Any, ...]) -> bool:
     """Whether a row was made for this call: its tool, and its arguments or their edit."""
     if any(row.slot.tool != call.name for row in rows):
         return False
@@ -198,13 +197,14 @@ def _same_call(call: ToolCall, tool: Tool | None, rows: tuple[Any, ...]) -> bool
     try:
         if digest_text(canonical(call.arguments)) in digests:
             return True
+        tool = facts().registry.get(call.name) if type(call.name) is str else None
         return tool is not None and digest_text(tool.load(call.arguments)[1]) in digests
     except ValueError:
         return False
 
 
 def _before(
-    call: ToolCall, facts: Facts, ledger: Any, row: Any, now: int
+    call: ToolCall, facts: Callable[[], Facts], ledger: Any, row: Any, now: int
 ) -> tuple[ToolCall, Any, Answer | None]:
     """Before the checks: a call that was closed or entered is answered from its row.
 
@@ -212,8 +212,7 @@ def _before(
         The call that would run, the row that stands for it, and the answer where there is one.
     """
     current = follow(ledger, row)
-    tool = facts.registry.get(call.name) if type(call.name) is str else None
-    if not _same_call(call, tool, (row, current)):
+    if not _same_call(call, facts, (row, current)):
         raise ToolDeniedError(shown_name(call.name), MISMATCH)
     answer = answer_from_row(row, ledger=ledger, now=now)
     if answer is None and current.status == "claimed":
@@ -245,8 +244,7 @@ class _Attempt:
         self.at = read_now(now)
         self.call, self.row, self.answer = call, row, None
         if row is not None:
-            facts = self._facts()
-            self.call, self.row, self.answer = _before(call, facts, ledger, row, self.at)
+            self.call, self.row, self.answer = _before(call, self._facts, ledger, row, self.at)
         self.checked: Checked | None = None
 
     def _facts(self) -> Facts:
@@ -255,9 +253,9 @@ class _Attempt:
     def check(self) -> Checked:
         facts = self._facts()
         if self.row is not None or facts.row is not None or facts.proposing:
-            facts = replace(facts, row=self.row, now=self.at, proposing=False)
+            facts = facts._replace(row=self.row, now=self.at, proposing=False)
         self.max_output_chars = facts.registry.max_output_chars
-        self.checked = _check.check(self.call, facts)
+        self.checked = _check.check(self.call, facts, self.checked)
         return self.checked
 
     def claim(self) -> Any:

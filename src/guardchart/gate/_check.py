@@ -25,8 +25,8 @@ The claim (7) is not a check: it is a write, and belongs to the ledger.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
 
 from guardchart.errors import ToolDeniedError
 from guardchart.gate._arguments import ArgumentsRefused, digest_text
@@ -54,10 +54,10 @@ NEEDS_APPROVAL = "needs human approval"
 TOO_LATE = "its human approval has expired"
 MISMATCH = "differs from the call that the ledger holds"
 _MAX_ID = 256
+_NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
+class Facts(NamedTuple):
     """What is true at the moment a call is judged.
 
     Args:
@@ -80,8 +80,8 @@ class Facts:
     turn_size: int = 1
     duplicate_ids: Collection[str] = frozenset()
     spent_ids: Collection[str] = frozenset()
-    context: Mapping[str, Any] = field(default_factory=dict)
-    entered: Mapping[str, int] = field(default_factory=dict)
+    context: Mapping[str, Any] = _NOTHING
+    entered: Mapping[str, int] = _NOTHING
     row: Any = None
     now: int = 0
     proposing: bool = False
@@ -104,12 +104,14 @@ class Checked(NamedTuple):
     rule: Rule
 
 
-def check(call: ToolCall, facts: Facts) -> Checked:
+def check(call: ToolCall, facts: Facts, before: Checked | None = None) -> Checked:
     """Judge one call; pure.
 
     Args:
         call: what the model proposes, or what a restored snapshot holds.
         facts: what is true now.
+        before: what an earlier look made of this very call: the arguments that its tool has
+            validated are not validated again.
 
     Returns:
         The validated call. With ``facts.proposing``, ``needs_approval`` says whether a human
@@ -145,10 +147,14 @@ def check(call: ToolCall, facts: Facts) -> Checked:
     if call.id in facts.spent_ids:
         raise ToolDeniedError(name, SPENT_ID)
     # 4: schema
-    try:
-        arguments, text = tool.load(call.arguments)
-    except ArgumentsRefused as exc:
-        raise ToolDeniedError(name, f"invalid arguments ({exc})") from None
+    if before is not None and before.call is call and before.tool is tool:
+        arguments, text, digest = before.arguments, before.text, before.digest
+    else:
+        try:
+            arguments, text = tool.load(call.arguments)
+        except ArgumentsRefused as exc:
+            raise ToolDeniedError(name, f"invalid arguments ({exc})") from None
+        digest = digest_text(text)
     # 5: rules of the state
     rule = facts.allowed.rule(name)
     refusal = judge(rule, arguments, facts)
@@ -156,7 +162,6 @@ def check(call: ToolCall, facts: Facts) -> Checked:
         raise ToolDeniedError(name, refusal)
     # 6: approved, by a row for exactly this call, in time
     needs = tool.side_effect or tool.requires_approval or rule.approval == "always"
-    digest = digest_text(text)
     row = facts.row
     if needs and not facts.proposing:
         if row is None:

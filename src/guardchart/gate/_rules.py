@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Final, Protocol
 
@@ -101,21 +102,27 @@ NONE = Allowed()
 ALL = Allowed(everything=True)
 
 
-def parse(value: Any, where: str = "meta.tools") -> Allowed:
-    """Read one ``meta.tools`` value.
+def parse(value: Any, node: NodeLike | None = None) -> Allowed:
+    """Read the ``meta.tools`` of a state, or a list of names that somebody else gives.
 
     Raises:
         AgentConfigError: not a list of names; a rule object is none.
     """
-    if not isinstance(value, (list, tuple, set, frozenset)):
-        raise AgentConfigError(f"{where} must be a list of tool names")
-    if not _NAMES.issuperset(map(type, value)):
-        if any(isinstance(item, Mapping) for item in value):
+    listed = isinstance(value, (list, tuple, set, frozenset))
+    if not listed or not _NAMES.issuperset(map(type, value)):
+        where = "the allow-list" if node is None else f"state {node.id!r}: meta.tools"
+        if listed and any(isinstance(item, Mapping) for item in value):
             raise AgentConfigError(
                 f"{where}: rule objects are not supported by this release; list plain names"
             )
         raise AgentConfigError(f"{where} must be a list of tool names")
-    return ALL if ALL_TOOLS in value else Allowed(frozenset(value))
+    return _listing(tuple(value))
+
+
+@lru_cache(maxsize=256)
+def _listing(names: tuple[str, ...]) -> Allowed:
+    """Read a list of names: the few that charts have, which every look at a state reads again."""
+    return ALL if ALL_TOOLS in names else Allowed(frozenset(names))
 
 
 def as_allowed(value: Any) -> Allowed:
@@ -131,7 +138,7 @@ def as_allowed(value: Any) -> Allowed:
     if value == ALL_TOOLS:
         return ALL
     if isinstance(value, Iterable) and not isinstance(value, (str, Mapping)):
-        return parse(list(value), "the allow-list")
+        return parse(list(value))
     raise AgentConfigError("an allow-list is a list of tool names")
 
 
@@ -156,7 +163,7 @@ def allowed_tools(node: NodeLike | None) -> Allowed:
     while at is not None:
         meta = at.meta
         if meta and "tools" in meta:
-            return parse(meta["tools"], f"state {at.id!r}: meta.tools")
+            return parse(meta["tools"], at)
         at = at.parent
     return NONE
 
@@ -197,7 +204,7 @@ def validate_tools(machine: Any, registry: Any) -> None:
         meta = node.meta
         if not meta or "tools" not in meta:
             continue
-        allowed = parse(meta["tools"], f"state {node.id!r}: meta.tools")
+        allowed = parse(meta["tools"], node)
         for name in sorted(allowed.listed):
             if name not in registry:
                 raise AgentConfigError(

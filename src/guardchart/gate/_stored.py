@@ -9,7 +9,6 @@ Ids and events only say where to look: what they claim is compared with the ledg
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Final
 
 from guardchart.gate._answers import Answer, close_open, closing_text, follow
@@ -162,7 +161,7 @@ class StoredSession(GuardSession):
         moved = False
         for at, verdict in enumerate(verdicts):
             if moved and verdict.ok:
-                verdicts[at] = replace(verdict, ok=False, reason=FOLLOWS)
+                verdicts[at] = verdict._replace(ok=False, reason=FOLLOWS)
             moved = moved or (verdict.ok and self.moves_chart(verdict.call.name))
         return verdicts
 
@@ -217,7 +216,7 @@ def _with_row(verdict: Verdict, row: Any) -> Verdict:
     if row is not None:
         # A row that was filed is claimed, also where the state asks for none any more.
         asked = verdict.needs_approval or row.status == "proposed"
-        return replace(verdict, needs_row=True, needs_approval=asked)
+        return verdict._replace(needs_row=True, needs_approval=asked)
     if verdict.ok and verdict.needs_row:
-        return replace(verdict, ok=False, reason=closing_text("tampered"))
+        return verdict._replace(ok=False, reason=closing_text("tampered"))
     return verdict

@@ -232,7 +232,7 @@ class TurnSide(ChartSide):
             judged = []
             for verdict, row in zip(verdicts, rows, strict=True):
                 if verdict.ok and verdict.needs_row and row is None:
-                    verdict = replace(verdict, ok=False, reason=closing_text("tampered"))
+                    verdict = verdict._replace(ok=False, reason=closing_text("tampered"))
                 judged.append(verdict)
             self._open()
             self._keep(judged, rows)
@@ -356,11 +356,11 @@ class TurnSide(ChartSide):
     ) -> Proposed:
         row, other = self._row_of(item.verdict, known, within, ordinal)
         if other:
-            return proposed(replace(item.verdict, ok=False, reason=MISMATCH), None)
+            return proposed(item.verdict._replace(ok=False, reason=MISMATCH), None)
         if row is None:
             return item
         # A row that was filed is claimed, also where the state asks for none any more.
-        item = proposed(replace(item.verdict, needs_row=True), row)
+        item = proposed(item.verdict._replace(needs_row=True), row)
         return refreshed(item, self.ledger, self._ms())
 
     def _answered(
@@ -418,7 +418,7 @@ class TurnSide(ChartSide):
         try:
             (row,) = self.ledger.propose_batch([proposal], now=at)
         except LedgerError as exc:
-            return proposed(replace(verdict, ok=False, reason=str(exc)), None)
+            return proposed(verdict._replace(ok=False, reason=str(exc)), None)
         if not self._fresh:
-            verdict = replace(verdict, needs_approval=True)
+            verdict = verdict._replace(needs_approval=True)
         return refreshed(proposed(verdict, row), self.ledger, at)
