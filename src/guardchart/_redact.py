@@ -129,15 +129,18 @@ _SHAPES = (
     r"https://hooks\.slack\.com/services/[A-Za-z0-9/]{20,}",
 )
 _VALUES = re.compile("|".join(f"(?:{shape})" for shape in _SHAPES))
+# Each way begins with a letter of its own, by which the search skips what cannot begin any.
 _HINT = re.compile(
-    r"-----BEGIN|eyJ|sk[-_]|[rp]k_|whsec_|A(?:KIA|SIA|GPA|IDA|ROA)|gh[opusr]_|github_pat_|glpat-"
-    r"|xox|xapp-|AIza|ya29|GOCSPX|hf_|npm_|pypi-|SG\.|dop_v1_|slack|(?i:bearer|basic)"
+    r"-----BEGIN|eyJ|sk[-_]|rk_|pk_|whsec_|A(?:KIA|SIA|GPA|IDA|ROA)|gh[opusr]_|github_pat_|glpat-"
+    r"|xox|xapp-|AIza|ya29|GOCSPX|hf_|npm_|pypi-|SG\.|dop_v1_|slack|b(?i:earer|asic)|B(?i:earer|asic)"
 )
+_SHORTEST = 13
+"""No shape is shorter."""
 _USERINFO = re.compile(r"(?<=://)([^\s/:@]{0,200}):([^\s/@]{1,200})@")
 # `password=hunter2`, `"api_key": "..."`, `Authorization: ...` in running text: a name, a sign, and
 # what stands there. Only a secret's value is consumed, so `error: token=x` is seen too.
 _NAMED = re.compile(
-    r"""(?<![A-Za-z0-9_.-])[A-Za-z][A-Za-z0-9_.-]{1,200}"""
+    r"""(?<![A-Za-z0-9_.-])[A-Za-z][A-Za-z0-9_.-]{1,200}+"""
     r"""(?=(\\{0,8}["']?\s{0,4}(?:=>|[=:])\s{0,4}))"""
 )
 _GIVEN = re.compile(
@@ -166,7 +169,7 @@ def _mask_assigned(text: str) -> str:
 
 def scrub_text(text: str, *, by_key: bool = True) -> str:
     """Mask what looks like a secret in running text."""
-    if _HINT.search(text):
+    if len(text) >= _SHORTEST and _HINT.search(text):
         text = _VALUES.sub(MASK, text)
     if "://" in text:
         text = _USERINFO.sub(lambda m: f"{MASK}:{MASK}@", text)
@@ -184,6 +187,8 @@ _SAFE = (
     uuid.UUID,
     type,
 )
+_LEAVES = (str, bytes, bytearray, *_ATOMS)
+_KEYS_AS_THEY_ARE = (*_ATOMS, *_SAFE, enum.Enum)
 _END = object()
 _UNBOUNDED = sys.maxsize
 
@@ -232,11 +237,12 @@ class _Scrubber:
         self, value: Any, open_ids: set[int]
     ) -> tuple[Callable[[list[Any]], Any], Iterable[Any]] | None:
         """Return how to rebuild a container and what to visit, or None for a leaf."""
-        if isinstance(value, (str, bytes, bytearray, *_ATOMS)) or id(value) in open_ids:
+        if isinstance(value, _LEAVES) or id(value) in open_ids or self.left <= 0:
             return None
-        if self.left <= 0:
-            return None
-        if isinstance(value, Mapping):
+        kind = type(value)
+        if kind is list:
+            return list, value
+        if kind is dict or isinstance(value, Mapping):
             return self._pairs(value.items())
         if isinstance(value, _pydantic("types", "SecretStr", "SecretBytes")):
             return None
@@ -272,7 +278,9 @@ class _Scrubber:
         return (lambda got: dict(zip(keys, got, strict=False))), items
 
     def _key(self, key: Any) -> Any:
-        if isinstance(key, (*_ATOMS, *_SAFE, enum.Enum)):
+        if type(key) is str:
+            return scrub_text(key, by_key=self.by_key)
+        if isinstance(key, _KEYS_AS_THEY_ARE):
             return key
         if isinstance(key, bytes):
             return self._bytes(key)
