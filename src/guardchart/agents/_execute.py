@@ -49,6 +49,7 @@ __all__ = [
 ]
 
 
+_NO_EXECUTORS: Final = AgentRequestExecutors()
 _ASYNC: Final = "execute_agent_request_sync: the executor is async; await execute_agent_request"
 
 
@@ -78,7 +79,7 @@ def as_executors(executors: Any) -> AgentRequestExecutors:
         AgentConfigError: There is no such slot.
     """
     if executors is None:
-        return AgentRequestExecutors()
+        return _NO_EXECUTORS
     if isinstance(executors, AgentRequestExecutors):
         return executors
     slots = AgentRequestExecutors.__slots__
@@ -201,8 +202,8 @@ class _Execution:
             raise AgentConfigError("execute_agent_request: a request of a step, see step.requests")
         self.waiting = waiting
         self.raw: Any = None
-        origin = request._origin
-        if origin is not None and waiting is None:
+        origin = request._origin if waiting is None else None
+        if origin is not None:
             clock = SystemClock() if now is None else FixedClock(now)
             service_id = request.id.rpartition("#")[0] or request.id
             for waiting in origin.opened(clock, scope, ledger).waiting():

@@ -58,17 +58,22 @@ def plain(value: Any, what: str, depth: int = 0) -> Any:
         return value
     if depth > _MAX_DEPTH:
         raise AgentError(f"{what} is nested too deeply to be recorded")
-    if kind is not dict and isinstance(value, BaseModel):
+    if kind is not dict and kind is not list and isinstance(value, BaseModel):
         to_json = getattr(value, "to_json", None)
         value = to_json() if callable(to_json) else value.model_dump(mode="json")
+    # Loops, as a comprehension would cost each call of this function its closure.
     if kind is dict or isinstance(value, Mapping):
         if _TEXT.issuperset(map(type, value)):
-            return {
-                key: each if type(each) in _AS_IT_IS else plain(each, what, depth + 1)
-                for key, each in value.items()
-            }
+            copied = {}
+            for key, each in value.items():
+                copied[key] = each if type(each) in _AS_IT_IS else plain(each, what, depth + 1)
+            return copied
     elif isinstance(value, list | tuple):
-        return [each if type(each) in _AS_IT_IS else plain(each, what, depth + 1) for each in value]
+        listed = []
+        for each in value:
+            copy = each if type(each) in _AS_IT_IS else plain(each, what, depth + 1)
+            listed.append(copy)
+        return listed
     raise AgentError(
         f"{what} holds a {type(value).__name__}, which no log can keep; return JSON types or a "
         "pydantic model"
@@ -137,8 +142,8 @@ def dump_usage(usage: Usage) -> dict[str, Any]:
 def load_usage(data: Any) -> Usage:
     if not isinstance(data, Mapping):
         return Usage()
-    known = ("input_tokens", "output_tokens", "cost_usd")
-    return clamp_usage(Usage(**{key: data[key] for key in known if key in data}))
+    tokens_in, tokens_out = data.get("input_tokens", 0), data.get("output_tokens", 0)
+    return clamp_usage(Usage(tokens_in, tokens_out, data.get("cost_usd", 0.0)))
 
 
 def dump_turn(turn: ModelResponse) -> dict[str, Any]:
