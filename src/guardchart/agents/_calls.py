@@ -187,7 +187,7 @@ class PendingCalls:
                 self.host,
                 self.scope.snapshot.batch_no if self.scope is not None else 0,
                 anywhere,
-                row_ids=row_ids(self.context),
+                row_ids=row_ids(self.entries),
                 now=self._now(),
             )
             self._take_up_edits()

@@ -21,7 +21,6 @@ __all__ = [
     "calls_of",
     "closing",
     "conversation",
-    "pending_calls",
     "pending_entries",
     "prompt_of",
     "request_messages",
@@ -50,26 +49,20 @@ def pending_entries(context: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     ]
 
 
-def pending_calls(context: Mapping[str, Any]) -> list[ToolCall]:
-    """The pending calls as the model proposed them."""
-    return calls_of(pending_entries(context))
-
-
 def calls_of(entries: Iterable[Mapping[str, Any]]) -> list[ToolCall]:
-    """The calls of well-formed entries."""
+    """The calls of well-formed entries, as the model proposed them."""
     return [ToolCall(each["id"], each["name"], dict(each["arguments"])) for each in entries]
 
 
-def row_ids(context: Mapping[str, Any]) -> list[str | None]:
+def row_ids(entries: Iterable[Mapping[str, Any]]) -> list[str | None]:
     """The ledger's row id that the snapshot notes for each pending call."""
-    noted = [entry.get("row_id") for entry in pending_entries(context)]
+    noted = [entry.get("row_id") for entry in entries]
     return [each if isinstance(each, str) and each else None for each in noted]
 
 
-def shown_ids(context: Mapping[str, Any]) -> list[str]:
+def shown_ids(entries: Sequence[Mapping[str, Any]]) -> list[str]:
     """The id under which a person is shown each pending call."""
-    entries = pending_entries(context)
-    return [noted or entry["id"] for noted, entry in zip(row_ids(context), entries, strict=True)]
+    return [noted or entry["id"] for noted, entry in zip(row_ids(entries), entries, strict=True)]
 
 
 def shown_item(entry: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from guardchart.agents._context import (
-    pending_calls,
+    calls_of,
     pending_entries,
     row_ids,
     shown_ids,
@@ -166,16 +166,16 @@ class LedgerHook:
     # A person's decision
 
     def _human(self, snapshot: Snapshot, event: Event, now: float, host: Host) -> BeforeStep | None:
-        context = snapshot.context
-        if not pending_entries(context):
+        entries = pending_entries(snapshot.context)
+        if not entries:
             # Nobody is asked about tools; or the calls were taken out of a loop that waits.
             emptied = not can(snapshot, event) and can(snapshot, Decided(event, tampered=True))
             return self._refused(snapshot, event) if emptied else None
-        verdicts, rows = self._rows(snapshot, now, host)
-        if not _as_proposed(verdicts, rows, shown_ids(context)):
+        verdicts, rows = self._rows(snapshot, entries, now, host)
+        if not _as_proposed(verdicts, rows, shown_ids(entries)):
             return self._refused(snapshot, event)
         try:
-            items = _items(event, context, verdicts, rows, self._ledger(host))
+            items = _items(event, entries, verdicts, rows, self._ledger(host))
             given = read_decisions(event, items)
             decisions = self._checked(given, verdicts, rows)
         except DecisionRefused as refused:
@@ -209,10 +209,12 @@ class LedgerHook:
             )
         )
 
-    def _rows(self, snapshot: Snapshot, now: float, host: Host) -> tuple[list[Verdict], list[Any]]:
+    def _rows(
+        self, snapshot: Snapshot, entries: list[Mapping[str, Any]], now: float, host: Host
+    ) -> tuple[list[Verdict], list[Any]]:
         """Verdict and row of each pending call, recomputed: nothing a snapshot says counts."""
         verdicts = assess(
-            pending_calls(snapshot.context),
+            calls_of(entries),
             self._guards.registry,
             as_allowed("*"),
             max_tool_calls=self._guards.max_tool_calls,
@@ -223,7 +225,7 @@ class LedgerHook:
             host,
             snapshot.batch_no,
             verdicts,
-            row_ids=row_ids(snapshot.context),
+            row_ids=row_ids(entries),
             now=int(now),
         )
         return verdicts, rows
@@ -291,15 +293,15 @@ class LedgerHook:
         host: Host,
     ) -> BeforeStep | None:
         """Close the rows of calls this event will close, and give it their recorded outcomes."""
-        context = snapshot.context
-        if not any(self._guards.has_row(entry) for entry in pending_entries(context)):
+        entries = pending_entries(snapshot.context)
+        if not any(map(self._guards.has_row, entries)):
             return None
         after, _ = transition(snapshot.machine, snapshot, event, now=now)
         left = {entry["id"] for entry in pending_entries(after.context)}
-        gone = [entry["id"] for entry in pending_entries(context) if entry["id"] not in left]
+        gone = [entry["id"] for entry in entries if entry["id"] not in left]
         if not gone:
             return None
-        verdicts, rows = self._rows(snapshot, now, host)
+        verdicts, rows = self._rows(snapshot, entries, now, host)
         closing = [
             row if verdict.call.id in gone else None
             for verdict, row in zip(verdicts, rows, strict=True)
@@ -338,7 +340,7 @@ def _as_proposed(verdicts: list[Verdict], rows: list[Any], shown: list[str]) -> 
 
 def _items(
     event: Event,
-    context: Mapping[str, Any],
+    entries: list[Mapping[str, Any]],
     verdicts: list[Verdict],
     rows: list[Any],
     ledger: Any,
@@ -354,7 +356,7 @@ def _items(
         if row is not None and verdict.needs_approval
     ]
     if event.type == "HUMAN_APPROVED":
-        noted = {each["id"] for each in pending_entries(context) if each.get("decided") is True}
+        noted = {each["id"] for each in entries if each.get("decided") is True}
         asked = [each for each in asked if each[1].call.id not in noted] or asked
     return [
         {
