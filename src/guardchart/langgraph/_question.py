@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, Final
 
+from langgraph.config import get_config
 from langgraph.types import interrupt
 from pydantic import ConfigDict, GetJsonSchemaHandler, RootModel, model_validator
 
@@ -167,6 +168,9 @@ def ask(asked: Asked) -> tuple[list[dict[str, Any]], str | None]:
         pydantic.ValidationError: The answer does not fit; it was not kept.
     """
     if _VALIDATES:
+        if _is_unanswered():
+            # LangGraph would have pydantic make the very same form, which costs more than a task.
+            return asked.read(interrupt(asked.payload(), response_schema=asked.json_schema()))
         token = _OPEN.set(asked)
         try:
             answer = interrupt(asked.payload(), response_schema=Decision).root
@@ -181,6 +185,18 @@ def ask(asked: Asked) -> tuple[list[dict[str, Any]], str | None]:
             return asked.read(answer)
         except DecisionRefused as refused:
             payload = {**asked.payload(), "refused": str(refused)}
+
+
+def _is_unanswered() -> bool:
+    """Whether the next ``interrupt()`` is certain to raise, as there is no answer for it yet.
+
+    LangGraph does not say so in public; False where it cannot be told.
+    """
+    scratchpad = (get_config().get("configurable") or {}).get("__pregel_scratchpad")
+    try:
+        return not scratchpad.resume and scratchpad.get_null_resume(False) is None
+    except (AttributeError, TypeError):
+        return False
 
 
 def _names_digests(answer: Any) -> bool:
