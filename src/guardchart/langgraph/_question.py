@@ -192,7 +192,7 @@ def _is_unanswered() -> bool:
 
     LangGraph does not say so in public; False where it cannot be told.
     """
-    scratchpad = (get_config().get("configurable") or {}).get("__pregel_scratchpad")
+    scratchpad: Any = (get_config().get("configurable") or {}).get("__pregel_scratchpad")
     try:
         return not scratchpad.resume and scratchpad.get_null_resume(False) is None
     except (AttributeError, TypeError):
