@@ -28,6 +28,7 @@ from guardchart.agents import RetryPolicy as LoopRetry
 from guardchart.errors import AgentConfigError, SnapshotError
 from guardchart.gate import Seal
 from guardchart.langgraph import (
+    _question,
     apending_approval,
     aresume_pending,
     pending_approval,
@@ -228,6 +229,21 @@ async def test_a_batched_question_shows_each_call_and_its_digest(kind: str) -> N
     assert [each["properties"]["digest"]["const"] for each in items] == [
         call["digest"] for call in asked["calls"]
     ]
+
+
+def test_the_form_of_a_question_is_the_same_whoever_makes_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    graph, forms = made([TWO, SAY]), []
+    given: Any = {"event": start()}
+    for _ in range(2):
+        graph.invoke(given, thread())
+        (interrupt,) = graph.get_state(thread()).tasks[0].interrupts
+        forms.append(interrupt.response_schema)
+        # A LangGraph that does not tell whether an answer is there has pydantic make it.
+        monkeypatch.setattr(_question, "_is_unanswered", lambda: False)
+        given = None
+    assert forms[0] == forms[1]
 
 
 @pytest.mark.parametrize(

@@ -191,7 +191,7 @@ class _Move:
         visit.leave()
         if goto != [END]:
             mark_open(written, self.node.state_key)
-            visit.remember(written.get(self.node.state_key), self._calls())
+            visit.remember(written.get(self.node.state_key), self._asked())
         if APPROVAL in goto or any(isinstance(g, Send) and g.node == APPROVAL for g in goto):
             written[settings.asked] = self.now
         if settings.caches:
@@ -225,7 +225,9 @@ class _Move:
 
     def _take(self, result: Any) -> None:
         """A result of a task, or decisions of a person. State is untrusted: an odd one is not."""
-        if not isinstance(result, Mapping) or not self.task.is_own(self.visit, result):
+        if not (type(result) is dict or isinstance(result, Mapping)):
+            return
+        if not self.task.is_own(self.visit, result):
             return
         at = self._at(result)
         if "decisions" in result:
@@ -238,7 +240,7 @@ class _Move:
         for event in _sent(result.get("sent")):
             self._note(self._transition(event, at))
         error = result.get("error")
-        if isinstance(error, Mapping):
+        if error is not None and isinstance(error, Mapping):
             self._resolve(ident, at, error=error)
             return
         try:
@@ -272,7 +274,7 @@ class _Move:
         Only a seal vouches for a decision's date: without one, it is made when it is seen. Dated
         back, it would be in time for a deadline that has passed.
         """
-        if not isinstance(result, Mapping):
+        if not (type(result) is dict or isinstance(result, Mapping)):
             return 0.0
         if "decisions" in result and self.node.seal is None:
             return self.now
@@ -357,9 +359,9 @@ class _Move:
         step = self._last()
         return self.task.requests(self._here(), self.ledger) if step is None else step.requests
 
-    def _calls(self) -> tuple[Any, ...] | None:
+    def _asked(self) -> tuple[Any, ...] | None:
         step = self._last()
-        return None if step is None else tuple(r for r in step.requests if r.kind == "tool")
+        return None if step is None else step.requests
 
     def _standing(self) -> Stepper:
         step = self._last()
@@ -374,7 +376,7 @@ class _Move:
         """Which event began each service that waits: what the service is handed when it runs."""
         settings = self.settings
         known = read_key(self.state, settings.begun)
-        known = dict(known) if isinstance(known, Mapping) else {}
+        known = dict(known) if known is not None and isinstance(known, Mapping) else {}
         begun = {ident: known[ident] for ident in self.services if ident in known}
         event = self.visit.event
         if event is not None:

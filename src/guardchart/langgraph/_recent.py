@@ -43,8 +43,8 @@ class Known(NamedTuple):
         snapshot: What reading it would give.
         channel: The messages of the channel as the task found them.
         compact: The same in compact form.
-        calls: The tool calls that it waits for, as requests; None where nobody has looked. What
-            they were told of is judged again when they run.
+        requests: What it asks for; None where nobody has looked. What a request was made of is
+            judged again when it is executed.
         held: What the snapshot's context and its services' inputs hold, as bytes.
         said: What the messages of the channel say, as bytes; None where that has no plain form.
     """
@@ -55,7 +55,7 @@ class Known(NamedTuple):
     snapshot: Snapshot
     channel: Sequence[Any]
     compact: Sequence[dict[str, Any]]
-    calls: tuple[Any, ...] | None
+    requests: tuple[Any, ...] | None
     held: bytes | None
     said: bytes | None
 
@@ -68,11 +68,11 @@ class Known(NamedTuple):
         snapshot: Snapshot,
         channel: Sequence[Any] = (),
         compact: Sequence[dict[str, Any]] = (),
-        calls: tuple[Any, ...] | None = None,
+        requests: tuple[Any, ...] | None = None,
     ) -> Known:
         """What is known from now on."""
         kept, held = tuple(channel), _held(snapshot)
-        return cls(data, text, scope, snapshot, kept, compact, calls, held, _said(kept))
+        return cls(data, text, scope, snapshot, kept, compact, requests, held, _said(kept))
 
     def stands(self) -> bool:
         """Whether the dict says what was written, and the snapshot what it was written from."""

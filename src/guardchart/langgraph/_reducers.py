@@ -194,7 +194,8 @@ def _marks(snapshot: Mapping[str, Any], part: str) -> list[str]:
     lineage = snapshot.get(LINEAGE)
     if lineage is None:
         return []
-    marks = lineage.get(part) if isinstance(lineage, Mapping) else None
+    known = type(lineage) is dict or isinstance(lineage, Mapping)
+    marks = lineage.get(part) if known else None
     return marks if isinstance(marks, list) and _TEXT.issuperset(map(type, marks)) else []
 
 

@@ -133,7 +133,7 @@ class BaseTask:
         return visit
 
     def looked(self, state: Any, config: Any) -> Visit:
-        if isinstance(state, Mapping) and ITEM in state:
+        if (type(state) is dict or isinstance(state, Mapping)) and ITEM in state:
             scope = state.get(SCOPE)
             visit = self.visit(state, config, scope if isinstance(scope, str) else None)
         else:

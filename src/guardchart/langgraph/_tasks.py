@@ -77,7 +77,8 @@ class _Request(BaseTask):
 
     def found(self, visit: Visit, state: Any, ledger: Any) -> tuple[Any, Waiting] | None:
         """The request, and the service that waits for its result."""
-        wanted = read_key(state, ITEM) if isinstance(state, Mapping) else None
+        is_dict = type(state) is dict or isinstance(state, Mapping)
+        wanted = state.get(ITEM) if is_dict else None
         for request in self.offered(visit, ledger):
             if request.kind in self.kinds and wanted in (None, request.id):
                 waiting = self.waiting(visit, request.id, ledger)
@@ -85,7 +86,13 @@ class _Request(BaseTask):
         return None
 
     def offered(self, visit: Visit, ledger: Any) -> tuple[Any, ...]:
-        return self.requests(visit, ledger)
+        """What the step that led here asked for, if the conversation is still the one it saw."""
+        known, snapshot = visit.known, visit.snapshot
+        if known is None or known.requests is None or snapshot is None:
+            return self.requests(visit, ledger)
+        if snapshot.context.get("messages") != known.snapshot.context.get("messages"):
+            return self.requests(visit, ledger)
+        return known.requests
 
 
 class _Model(_Request):
@@ -179,11 +186,6 @@ class _Tools(_Request):
     """Takes one call through the gate. Never raises: one that did would cancel its siblings."""
 
     kinds = ("tool",)
-
-    def offered(self, visit: Visit, ledger: Any) -> tuple[Any, ...]:
-        known = visit.known
-        calls = None if known is None else known.calls
-        return self.requests(visit, ledger) if calls is None else calls
 
     def run(self, state: Any, config: Any) -> Any:
         visit = self.looked(state, config)

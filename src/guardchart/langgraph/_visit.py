@@ -216,11 +216,11 @@ class Visit:
             # The tasks after one that was taken up from a checkpoint find the same object.
             self._keep(self.found, self._text, self.snapshot)
 
-    def remember(self, data: Any, calls: tuple[Any, ...] | None) -> None:
+    def remember(self, data: Any, requests: tuple[Any, ...] | None) -> None:
         """Have the next tasks of this run spared what this one knows of a snapshot it wrote."""
         text = None if self.written is None or self.settings.recent is None else text_of(data)
         if text is not None and self.written is not None:
-            self._keep(data, text, self.written, calls)
+            self._keep(data, text, self.written, requests)
 
     def leave(self) -> None:
         """Have what is known of the snapshot that was found forgotten: no other task reads it."""
@@ -389,13 +389,13 @@ class Visit:
         return ended  # type: ignore[no-any-return]
 
     def _keep(
-        self, data: Any, text: bytes, snapshot: Snapshot, calls: tuple[Any, ...] | None = None
+        self, data: Any, text: bytes, snapshot: Snapshot, requests: tuple[Any, ...] | None = None
     ) -> None:
         recent, conversation = self.settings.recent, self.conversation
         channel = () if conversation is None else conversation.channel
         told = () if conversation is None else conversation.told
         if recent is not None:
-            recent.keep(Known.made(data, text, self.scope, snapshot, channel, told, calls))
+            recent.keep(Known.made(data, text, self.scope, snapshot, channel, told, requests))
 
     def _check_signature(self) -> None:
         event = self.event
