@@ -39,7 +39,7 @@ ALLOWED: dict[str, set[str]] = {
         "opentelemetry",
         "genai_prices",
     },
-    "langgraph": {"langgraph", "langchain_core", "pydantic", "typing_extensions"},
+    "langgraph": {"langgraph", "langchain_core", "ormsgpack", "pydantic", "typing_extensions"},
     "langchain": {
         *("langchain", "langchain_core", "langgraph", "langsmith"),
         *("pydantic", "pydantic_core", "typing_extensions"),
