@@ -7,25 +7,37 @@ from typing import Any, Final
 
 from guardchart.persistence._rows import Row, Slot
 
-__all__ = ["FIXED", "VARIABLE", "row_of", "variable"]
+__all__ = ["COLUMNS", "VARIABLE", "row_of", "values", "variable"]
 
-FIXED: Final = (
-    *("scope", "id", "run", "agent", "batch_no", "tool", "digest", "ordinal"),
-    *("parent_id", "model_id", "timeout_s", "created_at"),
+COLUMNS: Final = (
+    *("scope", "run", "agent", "batch_no", "tool", "digest", "ordinal"),
+    *("id", "model_id", "arguments", "status", "decided_by", "reason", "result"),
+    *("parent_id", "child_id", "decide_by", "use_by", "claimed_at", "owner", "token"),
+    *("releases", "timeout_s", "created_at", "updated_at", "forgotten"),
 )
-"""What is written once."""
+"""The fields of a slot, then those of its row, in their order."""
 
 VARIABLE: Final = (
-    *("arguments", "status", "decided_by", "reason", "result", "child_id", "decide_by"),
-    *("use_by", "claimed_at", "owner", "token", "releases", "updated_at", "forgotten"),
+    *("status", "decided_by", "reason", "result", "child_id", "decide_by", "use_by"),
+    *("claimed_at", "owner", "token", "releases", "updated_at", "forgotten"),
 )
-"""What verbs change."""
+"""What verbs change; arguments are only ever blanked, where the row is forgotten."""
+
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+_decode = json.JSONDecoder().raw_decode  # what `_encode` wrote has no space around it
+
+
+def values(row: Row, *, no_parent: str | None) -> tuple[Any, ...]:
+    """Return the values of the `COLUMNS`, with ``no_parent`` in place of no parent's id."""
+    row_id, slot, model_id, arguments, status, by, reason, result, parent_id, *rest = row
+    text = None if arguments is None else _encode(arguments)
+    parent_id = no_parent if parent_id is None else parent_id
+    return (*slot, row_id, model_id, text, status, by, reason, result, parent_id, *rest)
 
 
 def variable(row: Row) -> tuple[Any, ...]:
     """Return the values of the `VARIABLE` columns."""
     return (
-        None if row.arguments is None else json.dumps(row.arguments, separators=(",", ":")),
         row.status,
         row.by,
         row.reason,
@@ -43,28 +55,11 @@ def variable(row: Row) -> tuple[Any, ...]:
 
 
 def row_of(found: tuple[Any, ...]) -> Row:
-    """Return the row that `FIXED` and then `VARIABLE` columns tell of; no parent may be ``""``."""
-    scope, row_id, *rest = found
-    arguments = found[12]
-    return Row(
-        id=row_id,
-        slot=Slot(scope, *rest[:6]),
-        parent_id=found[8] or None,
-        model_id=found[9],
-        timeout_s=found[10],
-        created_at=found[11],
-        arguments=None if arguments is None else json.loads(arguments),
-        status=found[13],
-        by=found[14],
-        reason=found[15],
-        result=found[16],
-        child_id=found[17],
-        decide_by=found[18],
-        use_by=found[19],
-        claimed_at=found[20],
-        owner=found[21],
-        token=found[22],
-        releases=found[23],
-        updated_at=found[24],
-        forgotten=bool(found[25]),
+    """Return the row that the `COLUMNS` tell of; no parent may be ``""``."""
+    row_id, model_id, text, status, by, reason, result, parent_id, *rest, forgotten = found[7:]
+    slot, parent_id = Slot._make(found[:7]), parent_id or None
+    arguments = None if text is None else _decode(text)[0]
+    decided = (status, by, reason, result)
+    return Row._make(
+        (row_id, slot, model_id, arguments, *decided, parent_id, *rest, bool(forgotten))
     )

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from guardchart.persistence._columns import FIXED, VARIABLE, row_of, variable
+from guardchart.persistence._columns import COLUMNS, VARIABLE, row_of, values, variable
 from guardchart.persistence._ledger import Rows
 from guardchart.persistence._postgres import READ, Database, key, lock_key
 from guardchart.persistence._rows import Row, Slot
@@ -42,15 +42,14 @@ _TABLES = (
     "CREATE INDEX ON {t}guardchart_ledger (status, seq) WHERE status IN ('proposed', 'claimed')",
 )
 
-_COLUMNS = ", ".join(FIXED + VARIABLE)
-_SELECT = f"SELECT {_COLUMNS} FROM {{t}}guardchart_ledger WHERE "
+_SELECT = f"SELECT {', '.join(COLUMNS)} FROM {{t}}guardchart_ledger WHERE "
 _INSERT = (
-    f"INSERT INTO {{t}}guardchart_ledger ({', '.join(_KEYS)}, {_COLUMNS}) "
-    f"VALUES ({', '.join(['%s'] * len(_KEYS + FIXED + VARIABLE))})"
+    f"INSERT INTO {{t}}guardchart_ledger ({', '.join(_KEYS + COLUMNS)}) "
+    f"VALUES ({', '.join(['%s'] * len(_KEYS + COLUMNS))})"
 )
 _UPDATE = (
-    f"UPDATE {{t}}guardchart_ledger SET {', '.join(f'{name} = %s' for name in VARIABLE)} "
-    "WHERE id_key = %s"
+    f"UPDATE {{t}}guardchart_ledger SET {', '.join(f'{name} = %s' for name in VARIABLE)}, "
+    "arguments = CASE WHEN %s THEN NULL ELSE arguments END WHERE id_key = %s"
 )
 
 
@@ -167,13 +166,12 @@ class _PostgresRows:
                 key(scope),
                 key(*slot[:4]),
                 key(scope, row.model_id),
-                *(scope, row.id, *slot[1:], row.parent_id, row.model_id),
-                *(row.timeout_s, row.created_at, *variable(row)),
+                *values(row, no_parent=None),
             ),
         )
 
     def update(self, row: Row) -> None:
-        self._execute(_UPDATE, (*variable(row), key(row.slot.scope, row.id)))
+        self._execute(_UPDATE, (*variable(row), row.forgotten, key(row.slot.scope, row.id)))
 
     def _one(self, where: str, value: bytes) -> Row | None:
         found = self._execute(_SELECT + where, (value,)).fetchone()

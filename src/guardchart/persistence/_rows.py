@@ -56,8 +56,7 @@ class Slot(NamedTuple):
     ordinal: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class Row(NamedTuple):
     """One call in the ledger. Instances are immutable; verbs answer with new ones.
 
     Attributes:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from guardchart.persistence._columns import FIXED, VARIABLE, row_of, variable
+from guardchart.persistence._columns import COLUMNS, VARIABLE, row_of, values, variable
 from guardchart.persistence._ledger import Rows
 from guardchart.persistence._rows import Row, Slot
 from guardchart.persistence._sqlite_database import Source, SQLiteDatabase
@@ -35,14 +35,18 @@ _TABLES = (
         ON guardchart_ledger (status, scope) WHERE status IN ('proposed', 'claimed')""",
 )
 
-_COLUMNS = ", ".join(FIXED + VARIABLE)
-_SELECT = f"SELECT {_COLUMNS} FROM guardchart_ledger WHERE "
+_SELECT = f"SELECT {', '.join(COLUMNS)} FROM guardchart_ledger WHERE "
+_BY_ID = f"{_SELECT}scope = ? AND id = ?"
+_BY_SLOT = (
+    f"{_SELECT}scope = ? AND run = ? AND agent = ? AND batch_no = ? AND tool = ? "
+    "AND digest = ? AND ordinal = ? AND parent_id = ?"
+)
 _INSERT = (
-    f"INSERT INTO guardchart_ledger ({_COLUMNS}) VALUES ({', '.join('?' * len(FIXED + VARIABLE))})"
+    f"INSERT INTO guardchart_ledger ({', '.join(COLUMNS)}) VALUES ({', '.join('?' * len(COLUMNS))})"
 )
 _UPDATE = (
-    f"UPDATE guardchart_ledger SET {', '.join(f'{name} = ?' for name in VARIABLE)} "
-    "WHERE scope = ? AND id = ?"
+    f"UPDATE guardchart_ledger SET {', '.join(f'{name} = ?' for name in VARIABLE)}, "
+    "arguments = CASE WHEN ? THEN NULL ELSE arguments END WHERE scope = ? AND id = ?"
 )
 
 
@@ -109,14 +113,10 @@ class _SQLiteRows:
         self._execute = connection.execute
 
     def by_id(self, scope: str, row_id: str) -> Row | None:
-        return self._one("scope = ? AND id = ?", (scope, row_id))
+        return self._one(_BY_ID, (scope, row_id))
 
     def by_slot(self, slot: Slot, parent_id: str | None) -> Row | None:
-        where = (
-            "scope = ? AND run = ? AND agent = ? AND batch_no = ? AND tool = ? "
-            "AND digest = ? AND ordinal = ? AND parent_id = ?"
-        )
-        return self._one(where, (*slot, parent_id or ""))
+        return self._one(_BY_SLOT, (*slot, parent_id or ""))
 
     def count_model_id(self, scope: str, model_id: str) -> int:
         sql = "SELECT count(*) FROM guardchart_ledger WHERE scope = ? AND model_id = ?"
@@ -137,15 +137,14 @@ class _SQLiteRows:
         return self._all("scope = ? ORDER BY seq", (scope,))
 
     def insert(self, row: Row) -> None:
-        fixed = (row.slot.scope, row.id, *row.slot[1:], row.parent_id or "", row.model_id)
-        self._execute(_INSERT, (*fixed, row.timeout_s, row.created_at, *variable(row)))
+        self._execute(_INSERT, values(row, no_parent=""))
 
     def update(self, row: Row) -> None:
-        self._execute(_UPDATE, (*variable(row), row.slot.scope, row.id))
+        self._execute(_UPDATE, (*variable(row), row.forgotten, row.slot.scope, row.id))
 
-    def _one(self, where: str, values: tuple[Any, ...]) -> Row | None:
-        found = self._execute(_SELECT + where, values).fetchone()
+    def _one(self, sql: str, given: tuple[Any, ...]) -> Row | None:
+        found = self._execute(sql, given).fetchone()
         return None if found is None else row_of(found)
 
-    def _all(self, where: str, values: tuple[Any, ...]) -> list[Row]:
-        return [row_of(found) for found in self._execute(_SELECT + where, values)]
+    def _all(self, where: str, given: tuple[Any, ...]) -> list[Row]:
+        return [row_of(found) for found in self._execute(_SELECT + where, given)]
