@@ -9,6 +9,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -153,6 +154,44 @@ def test_a_connection_factory_opens_the_connections(path):
         row = ledger.propose(SLOT, "c", {}, now=NOW)
         assert ledger.pending() == [row]
     assert len(opened) == 1
+
+
+def test_a_read_of_one_statement_is_no_transaction_of_several(ledger):
+    row = ledger.propose(SLOT, "c", {}, now=NOW)
+    statements = []
+    ledger._connection.set_trace_callback(statements.append)
+    assert ledger.slot_row(SLOT) == row
+    assert ledger.lookup(*SLOT[:4]) == ledger.pending() == ledger.pending("t") == [row]
+    assert ledger.in_doubt(now=NOW) == []
+    assert [each.split()[0] for each in statements] == ["SELECT"] * 5
+    statements.clear()
+    assert ledger.row("t", row.id) == row
+    assert [each.split()[0] for each in statements] == ["BEGIN", "SELECT", "COMMIT"]
+
+
+def test_a_signal_while_a_verb_waits_for_its_lock_leaves_no_transaction_open(path, ledger):
+    class Interrupted(sqlite3.Connection):
+        at = None
+
+        def execute(self, sql, *values):
+            done = super().execute(sql, *values)
+            if sql == self.at:
+                self.at = None
+                raise KeyboardInterrupt  # as Python raises it after a call that was waiting
+            return done
+
+    def factory():
+        return sqlite3.connect(path, check_same_thread=False, factory=Interrupted)
+
+    with SQLiteLedger(factory) as waiting:
+        waiting._connection.at = "BEGIN IMMEDIATE"
+        with pytest.raises(KeyboardInterrupt):
+            waiting.propose(SLOT, "c", {}, now=NOW)
+        row = ledger.propose(SLOT, "c", {}, now=NOW)
+        assert waiting.pending() == [row]
+        with ThreadPoolExecutor(1) as others:
+            decided = others.submit(waiting.decide, "t", {row.id: Decision("approve")}, now=NOW)
+            assert decided.result(timeout=30)[row.id].status == "approved"
 
 
 def test_a_relative_path_stays_the_same_file_when_the_directory_changes(tmp_path, monkeypatch):

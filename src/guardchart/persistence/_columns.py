@@ -7,15 +7,16 @@ from typing import Any, Final
 
 from guardchart.persistence._rows import Row, Slot
 
-__all__ = ["COLUMNS", "VARIABLE", "row_of", "values", "variable"]
+__all__ = ["COLUMNS", "OF_ROW", "VARIABLE", "row_of", "values", "variable"]
 
-COLUMNS: Final = (
-    *("scope", "run", "agent", "batch_no", "tool", "digest", "ordinal"),
+OF_ROW: Final = (
     *("id", "model_id", "arguments", "status", "decided_by", "reason", "result"),
     *("parent_id", "child_id", "decide_by", "use_by", "claimed_at", "owner", "token"),
     *("releases", "timeout_s", "created_at", "updated_at", "forgotten"),
 )
-"""The fields of a slot, then those of its row, in their order."""
+"""The fields of a row but for its slot, in their order."""
+
+COLUMNS: Final = (*Slot._fields, *OF_ROW)
 
 VARIABLE: Final = (
     *("status", "decided_by", "reason", "result", "child_id", "decide_by", "use_by"),
@@ -54,12 +55,15 @@ def variable(row: Row) -> tuple[Any, ...]:
     )
 
 
-def row_of(found: tuple[Any, ...]) -> Row:
-    """Return the row that the `COLUMNS` tell of; no parent may be ``""``."""
-    row_id, model_id, text, status, by, reason, result, parent_id, *rest, forgotten = found[7:]
-    slot, parent_id = Slot._make(found[:7]), parent_id or None
+def row_of(found: tuple[Any, ...], slot: Slot | None = None) -> Row:
+    """Return the row that the `COLUMNS` tell of; no parent may be ``""``.
+
+    Args:
+        slot: The row's slot where it is known: then only the columns `OF_ROW` were asked for.
+    """
+    if slot is None:
+        slot, found = Slot._make(found[:7]), found[7:]
+    row_id, model_id, text, status, by, reason, result, parent_id, *rest, forgotten = found
     arguments = None if text is None else _decode(text)[0]
-    decided = (status, by, reason, result)
-    return Row._make(
-        (row_id, slot, model_id, arguments, *decided, parent_id, *rest, bool(forgotten))
-    )
+    decided = (status, by, reason, result, parent_id or None)
+    return Row._make((row_id, slot, model_id, arguments, *decided, *rest, bool(forgotten)))

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
-from guardchart.persistence._columns import COLUMNS, VARIABLE, row_of, values, variable
-from guardchart.persistence._ledger import Rows
+from guardchart.persistence._columns import COLUMNS, OF_ROW, VARIABLE, row_of, values, variable
 from guardchart.persistence._rows import Row, Slot
-from guardchart.persistence._sqlite_database import Source, SQLiteDatabase
+from guardchart.persistence._sqlite_database import (
+    BEGIN_READ,
+    BEGIN_WRITE,
+    Source,
+    SQLiteDatabase,
+    Transaction,
+)
 from guardchart.persistence._verbs import RuleLedger
 
 _VERSION = 1
@@ -38,8 +41,8 @@ _TABLES = (
 _SELECT = f"SELECT {', '.join(COLUMNS)} FROM guardchart_ledger WHERE "
 _BY_ID = f"{_SELECT}scope = ? AND id = ?"
 _BY_SLOT = (
-    f"{_SELECT}scope = ? AND run = ? AND agent = ? AND batch_no = ? AND tool = ? "
-    "AND digest = ? AND ordinal = ? AND parent_id = ?"
+    f"SELECT {', '.join(OF_ROW)} FROM guardchart_ledger WHERE scope = ? AND run = ? "
+    "AND agent = ? AND batch_no = ? AND tool = ? AND digest = ? AND ordinal = ? AND parent_id = ?"
 )
 _INSERT = (
     f"INSERT INTO guardchart_ledger ({', '.join(COLUMNS)}) VALUES ({', '.join('?' * len(COLUMNS))})"
@@ -100,23 +103,27 @@ class SQLiteLedger(RuleLedger):
     def _connection(self) -> sqlite3.Connection | None:
         return self._database.connection
 
-    @contextmanager
-    def _transaction(self, scope: str | None, *, write: bool) -> Iterator[Rows]:
-        with self._database.transaction(write=write) as connection:
-            yield _SQLiteRows(connection)
+    def _transaction(self, scope: str | None, *, write: bool) -> _SQLiteRows:
+        return _SQLiteRows(self._database, BEGIN_WRITE if write else BEGIN_READ)
+
+    def _statement(self, scope: str | None) -> _SQLiteRows:
+        return _SQLiteRows(self._database, None)
 
 
-class _SQLiteRows:
-    """``Rows`` over the connection's open transaction."""
+class _SQLiteRows(Transaction):
+    """``Rows`` over one transaction."""
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
-        self._execute = connection.execute
+    def __enter__(self) -> _SQLiteRows:
+        self._execute = self.enter().execute
+        return self
 
     def by_id(self, scope: str, row_id: str) -> Row | None:
-        return self._one(_BY_ID, (scope, row_id))
+        found = self._execute(_BY_ID, (scope, row_id)).fetchone()
+        return None if found is None else row_of(found)
 
     def by_slot(self, slot: Slot, parent_id: str | None) -> Row | None:
-        return self._one(_BY_SLOT, (*slot, parent_id or ""))
+        found = self._execute(_BY_SLOT, (*slot, parent_id or "")).fetchone()
+        return None if found is None else row_of(found, slot)
 
     def count_model_id(self, scope: str, model_id: str) -> int:
         sql = "SELECT count(*) FROM guardchart_ledger WHERE scope = ? AND model_id = ?"
@@ -141,10 +148,6 @@ class _SQLiteRows:
 
     def update(self, row: Row) -> None:
         self._execute(_UPDATE, (*variable(row), row.forgotten, row.slot.scope, row.id))
-
-    def _one(self, sql: str, given: tuple[Any, ...]) -> Row | None:
-        found = self._execute(sql, given).fetchone()
-        return None if found is None else row_of(found)
 
     def _all(self, where: str, given: tuple[Any, ...]) -> list[Row]:
         return [row_of(found) for found in self._execute(_SELECT + where, given)]

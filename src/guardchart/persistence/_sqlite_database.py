@@ -6,16 +6,18 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from guardchart.errors import StoreError
 
-__all__ = ["SQLiteDatabase", "Source"]
+__all__ = ["BEGIN_READ", "BEGIN_WRITE", "SQLiteDatabase", "Source", "Transaction"]
 
 Source: TypeAlias = str | os.PathLike[str] | Callable[[], sqlite3.Connection]
+
+BEGIN_READ: Final = "BEGIN"
+BEGIN_WRITE: Final = "BEGIN IMMEDIATE"
 
 _SCHEMA = """CREATE TABLE IF NOT EXISTS guardchart_schema (
     name TEXT PRIMARY KEY, version INTEGER NOT NULL)"""
@@ -41,7 +43,7 @@ class SQLiteDatabase:
         self._version = version
         self._tables = tables
         self._timeout_s = timeout_s
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
         self._pid = 0
         self._abandoned: list[sqlite3.Connection] = []
         if callable(source):
@@ -59,46 +61,37 @@ class SQLiteDatabase:
                 check_same_thread=False,
                 uri=path.startswith("file:"),
             )
-        with self._lock, self._as_store_error():
-            self._connected()
+        try:
+            with self.lock:
+                self.connected()
+        except sqlite3.Error as error:
+            raise self.failed(error) from error
 
     def disconnect(self) -> None:
         """Close the connection; the next transaction opens a new one."""
-        with self._lock:
+        with self.lock:
             if self.connection is not None and self._pid == os.getpid():
                 self.connection.close()
             self.connection = None
 
-    @contextmanager
-    def transaction(self, *, write: bool) -> Iterator[sqlite3.Connection]:
+    def transaction(self, *, write: bool) -> Lent:
         """Lend the connection inside a transaction: committed on leaving, undone by an exception.
 
         Raises:
             StoreError: The database stays locked, or fails; nothing was written.
         """
-        with self._lock, self._as_store_error():
-            connection = self._connected()
-            connection.execute("BEGIN IMMEDIATE" if write else "BEGIN")
-            try:
-                yield connection
-                connection.execute("COMMIT")
-            except BaseException:
-                if connection.in_transaction:
-                    connection.execute("ROLLBACK")
-                raise
+        return Lent(self, BEGIN_WRITE if write else BEGIN_READ)
 
-    @contextmanager
-    def _as_store_error(self) -> Iterator[None]:
-        try:
-            yield
-        except sqlite3.Error as error:
-            name = getattr(error, "sqlite_errorname", type(error).__name__)
-            raise StoreError(
-                f"SQLite {self._part}: {name}; nothing was written, the call may be repeated "
-                "(SQLITE_BUSY: raise timeout_s)"
-            ) from error
+    def failed(self, error: sqlite3.Error) -> StoreError:
+        """Return what to raise from an error of the database."""
+        name = getattr(error, "sqlite_errorname", type(error).__name__)
+        return StoreError(
+            f"SQLite {self._part}: {name}; nothing was written, the call may be repeated "
+            "(SQLITE_BUSY: raise timeout_s)"
+        )
 
-    def _connected(self) -> sqlite3.Connection:
+    def connected(self) -> sqlite3.Connection:
+        """Return this process's connection, opened where there is none; to be called locked."""
         if self.connection is not None and self._pid == os.getpid():
             return self.connection
         if self.connection is not None:
@@ -158,3 +151,64 @@ class SQLiteDatabase:
             "SELECT version FROM guardchart_schema WHERE name = ?", (self._part,)
         ).fetchone()
         return None if row is None else int(row[0])
+
+
+class Transaction:
+    """The connection, for one thread alone until it leaves: by an exception all is undone.
+
+    Args:
+        begin: `BEGIN_READ`, `BEGIN_WRITE`, or None for a read of one statement, which is a
+            transaction by itself.
+    """
+
+    def __init__(self, database: SQLiteDatabase, begin: str | None) -> None:
+        self._database = database
+        self._begin = begin
+
+    def enter(self) -> sqlite3.Connection:
+        """Wait for the connection and begin; `__exit__` ends it."""
+        database = self._database
+        database.lock.acquire()
+        try:
+            self._connection = connection = database.connected()
+            if self._begin is not None:
+                try:
+                    connection.execute(self._begin)
+                except BaseException as error:
+                    if not isinstance(error, sqlite3.Error):
+                        self._undo()  # a signal came while it waited for a lock: it may have begun
+                    raise
+        except BaseException as error:
+            database.lock.release()
+            if isinstance(error, sqlite3.Error):
+                raise database.failed(error) from error
+            raise
+        return connection
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        try:
+            if error is not None:
+                self._undo()
+            elif self._begin is not None:
+                try:
+                    self._connection.execute("COMMIT")
+                except BaseException:
+                    self._undo()
+                    raise
+        except sqlite3.Error as failed:
+            error = failed
+        finally:
+            self._database.lock.release()
+        if isinstance(error, sqlite3.Error):
+            raise self._database.failed(error) from error
+
+    def _undo(self) -> None:
+        if self._begin is not None and self._connection.in_transaction:
+            self._connection.execute("ROLLBACK")
+
+
+class Lent(Transaction):
+    """A transaction as the connection it is on."""
+
+    def __enter__(self) -> sqlite3.Connection:
+        return self.enter()

@@ -44,6 +44,10 @@ class RuleLedger(Ledger):
         """
         raise NotImplementedError
 
+    def _statement(self, scope: str | None) -> AbstractContextManager[Rows]:
+        """Begin a read of one statement, where a storage may do without a transaction."""
+        return self._transaction(scope, write=False)
+
     def _missing(self, rows: Rows, slot: Slot) -> None:
         """Raise where a slot without a row must not get one (rows were dropped)."""
 
@@ -252,21 +256,21 @@ class RuleLedger(Ledger):
     def slot_row(self, slot: Slot) -> Row | None:
         if not storable(*slot):
             return None
-        with self._transaction(slot.scope, write=False) as rows:
+        with self._statement(slot.scope) as rows:
             return rows.by_slot(slot, None)
 
     def lookup(self, scope: str, run: str, agent: str, batch_no: int) -> list[Row]:
         if not storable(scope, run, agent, batch_no):
             return []
-        with self._transaction(scope, write=False) as rows:
+        with self._statement(scope) as rows:
             return rows.of_batch(scope, run, agent, batch_no)
 
     def pending(self, scope: str | None = None) -> list[Row]:
-        with self._transaction(scope, write=False) as rows:
+        with self._statement(scope) as rows:
             return rows.of_status(scope, "proposed")
 
     def in_doubt(self, scope: str | None = None, *, now: int) -> list[Row]:
-        with self._transaction(scope, write=False) as rows:
+        with self._statement(scope) as rows:
             claimed = rows.of_status(scope, "claimed")
         return [row for row in claimed if _rules.in_doubt_row(row, now, owner_alive)]
 
