@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import uuid
+import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -205,7 +205,7 @@ class RuleLedger(Ledger):
             row = _current(rows, named)
             if row is not named and digest == named.digest:
                 refuse("edited", row_id)
-            claim = _rules.claim_row(row, digest, owner, uuid.uuid4().hex, now)
+            claim = _rules.claim_row(row, digest, owner, secrets.token_hex(16), now)
             if claim.token is not None:
                 rows.update(claim.row)
             return claim
@@ -285,14 +285,13 @@ class RuleLedger(Ledger):
 
 def storable(*values: object) -> bool:
     """Return whether every storage can keep these slot fields or ids, and tell them apart."""
-    texts = [value for value in values if isinstance(value, str)]
-    joined = "".join(texts)
-    if not (joined.isascii() and "\0" not in joined) and texts != list(map(clean, texts)):
-        return False
-    return len(texts) == len(values) or all(
-        isinstance(value, str) or (type(value) is int and -_INT64 <= value <= _INT64)
-        for value in values
-    )
+    for value in values:
+        if isinstance(value, str):
+            if (not value.isascii() or "\0" in value) and clean(value) != value:
+                return False
+        elif type(value) is not int or not -_INT64 <= value <= _INT64:
+            return False
+    return True
 
 
 def clean(text: str) -> str:
