@@ -330,12 +330,10 @@ def _as_proposed(verdicts: list[Verdict], rows: list[Any], shown: list[str]) -> 
     A row is shown under its own id. Where two calls of a turn have exchanged their arguments,
     each has a row still, but under an id for which a person has seen the other's arguments.
     """
-    return (
-        all(verdict.ok for verdict in verdicts)
-        and all(row is not None or not v.needs_row for v, row in zip(verdicts, rows, strict=True))
-        and all(row is None or row.id == ident for row, ident in zip(rows, shown, strict=True))
-        and any(verdict.needs_approval for verdict in verdicts)
-    )
+    for verdict, row, ident in zip(verdicts, rows, shown, strict=True):
+        if not verdict.ok or (verdict.needs_row if row is None else row.id != ident):
+            return False
+    return any(verdict.needs_approval for verdict in verdicts)
 
 
 def _items(

@@ -307,7 +307,7 @@ def display(value: Any) -> Any:
     """
     if isinstance(value, str):
         return _escape(value)
-    if isinstance(value, Mapping):
+    if type(value) is dict or isinstance(value, Mapping):
         return {_escape(str(key)): display(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [display(item) for item in value]

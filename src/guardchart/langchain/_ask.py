@@ -21,6 +21,7 @@ Positional = Literal["refuse", "accept"]
 Show = Literal["full", "ids"]
 
 _ALLOWED: Final = ["approve", "edit", "reject"]
+_AS_TEXT: Final = json.JSONEncoder(ensure_ascii=False, default=str)
 _OWN: Final = frozenset({"id", "digest", "decision", "arguments", "reason"})
 _THEIRS: Final = frozenset({"id", "digest", "type", "edited_action", "message"})
 
@@ -43,7 +44,7 @@ def question(
     requests = []
     for item in pending:
         args = scrub(dict(item["arguments"])) if show == "full" else {}
-        shown = json.dumps(display(args), ensure_ascii=False, default=str)
+        shown = _AS_TEXT.encode(display(args))
         requests.append(
             {
                 "name": item["name"],
