@@ -27,6 +27,8 @@ _INT_LEAST: Final = -_INT_LIMIT
 _FLOAT_LEAST: Final = -_FLOAT_MAX
 _SEGMENTS_SHOWN: Final = 12
 _OBJECTS: Final = {dict}
+# From how many objects on a list is worth trying to take all at once.
+_MANY: Final = 6
 _TEXTS: Final = {str}
 
 _TYPE: Final = "only null, booleans, numbers, strings, lists and objects are JSON"
@@ -123,14 +125,19 @@ def _copy(
             size = 0
             # The same chain twice: a call per value would double the cost of a load.
             if type(node) is dict:
-                if not _TEXTS.issuperset(map(type, node)):
-                    raise _Refused
-                size = sum(map(len, node))
                 for key, item in node.items():
+                    if type(key) is not str:
+                        raise _Refused
+                    size += len(key)
                     kind = type(item)
                     if kind is str:
                         size += len(item)
-                    elif kind is dict or kind is list:
+                    elif kind is int:
+                        if not _INT_LEAST < item < _INT_LIMIT:
+                            raise _Refused
+                    elif item is None or kind is bool:
+                        pass
+                    elif kind is list or kind is dict:
                         if not item and depth <= max_depth:
                             # Nothing is to be looked at in an empty one, unless it lies too deep.
                             if not owned:
@@ -142,15 +149,11 @@ def _copy(
                             node[key] = item = item.copy()
                         left -= (4 if kind is dict else 2) * len(item)
                         below.append(item)
-                    elif item is None or kind is bool:
-                        pass
-                    elif kind is int:
-                        if not _INT_LEAST < item < _INT_LIMIT:
-                            raise _Refused
                     elif kind is not float or not _FLOAT_LEAST <= item <= _FLOAT_MAX:
                         raise _Refused
             elif (
-                depth <= max_depth
+                len(node) >= _MANY
+                and depth <= max_depth
                 and set(map(type, node)) == _OBJECTS
                 and (texts := _all_texts(node, left, owned)) is not None
             ):
