@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 
 
 class Candidate:
-    """One transition (or a whole choice that needs no guard) in a row without regions."""
+    """One transition (or a whole choice that needs no guard) in a row without regions.
+
+    With ``plan`` comes the ``receipt`` of performing it alone.
+    """
 
     __slots__ = ("fn", "idle", "plan", "receipt", "test", "transitions")
 

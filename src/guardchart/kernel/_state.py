@@ -68,14 +68,25 @@ class Rest(NamedTuple):
 NO_REST = Rest()
 
 
-class Snapshot(tuple[int, str, MappingProxyType[str, Any], Any, Rest]):
+class _Fields(NamedTuple):
+    """What a snapshot is made of."""
+
+    rev: int
+    status: str
+    context: MappingProxyType[str, Any]
+    config: Configuration
+    rest: Rest
+
+
+class Snapshot(_Fields):
     """The whole state of a machine after a macrostep. Immutable.
 
     ``rev`` counts the steps, ``status`` is ``active``, ``done`` or ``error``, ``context`` is
     a read-only mapping, ``config`` the active configuration, ``value`` the same as XState
     writes it, ``state_ids`` the ids of its leaves. ``history`` maps a history state's id to
     the ids it would restore; ``timers``, ``children`` and ``sends`` hold what is pending.
-    ``run`` and ``batch_no`` belong to the host; steps carry them along unread.
+    ``run`` and ``batch_no`` belong to the host; steps carry them along unread. ``rest`` is all
+    that most steps leave alone, together.
 
     >>> from guardchart.kernel import create_machine, initial_transition
     >>> snapshot, _ = initial_transition(create_machine({"initial": "a", "states": {"a": {}}}))
@@ -99,44 +110,19 @@ class Snapshot(tuple[int, str, MappingProxyType[str, Any], Any, Rest]):
         return tuple.__new__(cls, (rev, status, context, config, rest))
 
     @property
-    def rev(self) -> int:
-        """How many steps led here."""
-        return self[0]
-
-    @property
-    def status(self) -> str:
-        """``active``, ``done`` or ``error``."""
-        return self[1]
-
-    @property
-    def context(self) -> MappingProxyType[str, Any]:
-        """The extended state, read-only."""
-        return self[2]
-
-    @property
-    def config(self) -> Configuration:
-        """The active configuration."""
-        return self[3]  # type: ignore[no-any-return]
-
-    @property
-    def rest(self) -> Rest:
-        """The fields that most steps leave alone, together."""
-        return self[4]
-
-    @property
     def machine(self) -> Machine:
         """The machine this is a snapshot of."""
-        return self.config.machine
+        return self[3].machine
 
     @property
     def value(self) -> Any:
         """The state value, as XState writes it; a fresh object."""
-        return self.config.value
+        return self[3].value
 
     @property
     def state_ids(self) -> frozenset[str]:
         """The ids of the active leaves."""
-        return self.config.ids
+        return self[3].ids
 
     @property
     def history(self) -> MappingProxyType[str, tuple[str, ...]]:

@@ -126,7 +126,7 @@ def step(
             if plan is None or not plan.linear:
                 return _external_step(machine, snapshot, event, now, host, row, candidate)
             try:
-                return _linear_step(snapshot, plan, candidate.receipt, event, now)
+                return _linear_step(snapshot, plan, candidate.receipt, event, now)  # type: ignore[arg-type]
             except Fault as fault:
                 return _faulted(Run(machine, snapshot, now, host), fault.error)
         try:
@@ -140,7 +140,7 @@ def step(
         except Exception as error:
             return _faulted(Run(machine, snapshot, now, host), error)
         moved = _new(Snapshot, (rev + 1, "active", context, plan.next, rest))
-        return moved, NO_EFFECTS, candidate.receipt
+        return moved, NO_EFFECTS, candidate.receipt  # type: ignore[return-value]
     if config.eventless:
         return _external_step(machine, snapshot, event, now, host, row, _NONE)
     return snapshot, NO_EFFECTS, config.denied
