@@ -38,6 +38,8 @@ from guardchart.runtime._steps import _NOTHING
 
 __all__ = ["AgentAction", "Fed", "FixedClock", "Recorded", "Stepper", "Tape", "Waiting"]
 
+_new = tuple.__new__
+
 ActionKind = Literal["timer", "cancel", "start", "stop", "emit", "log"]
 
 
@@ -228,18 +230,21 @@ class Stepper(InterpreterBase):
     def tree(self) -> Iterator[Stepper]:
         """This machine and every living one below it."""
         yield self
-        for actor in self.actors.values():
-            yield from actor.tree()
+        if self.actors:
+            for actor in self.actors.values():
+                yield from actor.tree()
 
     def waiting(self) -> Iterator[Waiting]:
         """The services that wait for a result, here and below, in the order they were started."""
         for actor in self.tree():
+            if actor._state != "running":
+                continue
             for name, child in actor.snapshot.children.items():
-                if child.status != "active" or actor._state != "running":
+                if child.status != "active":
                     continue
                 invocation = actor._invocation_of(name, child)
                 if not isinstance(invocation.service, Machine):
-                    yield Waiting(actor.prefix + child.key, actor, invocation)
+                    yield _new(Waiting, (actor.prefix + child.key, actor, invocation))
 
     def timers(self) -> list[AgentAction]:
         """Every pending timer and delayed send, the earliest first."""
@@ -389,19 +394,23 @@ class Stepper(InterpreterBase):
         child = self.snapshot.children.get(effect.id)
         if child is None or child.status != "active":
             return None
-        service = self._invocation_of(effect.id, child).service
+        service = self._service_of(effect.id, child)
         if isinstance(service, Machine) or hasattr(service, "step_requests"):
             return None
         return AgentAction(
             "start", self.id, self.prefix + child.key, src=child.src, value=child.input
         )
 
-    def _invocation_of(self, name: str, child: Child) -> Invocation:
-        state_id = child.state_id or None
+    def _service_of(self, name: str, child: Child) -> Any:
         service = self.logic.services.get(child.src)
-        if service is None and state_id is not None:
-            service = self._written(StartService(name, child.src, state_id))
-        return Invocation(name, child.key, child.src, service, state_id, None, child.input)
+        if service is None and child.state_id:
+            service = self._written(StartService(name, child.src, child.state_id))
+        return service
+
+    def _invocation_of(self, name: str, child: Child) -> Invocation:
+        service = self._service_of(name, child)
+        src, key, _, given, _, _, state_id = child
+        return _new(Invocation, (name, key, src, service, state_id or None, None, given))
 
     def _ask_hook(self, event: AnyEvent, origin: str) -> BeforeStep | Exception:
         tape = self.tape

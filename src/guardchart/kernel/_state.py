@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 Status = Literal["active", "done", "error"]
 ReceiptStatus = Literal["taken", "denied", "forbidden", "ignored", "dropped"]
+_new = tuple.__new__
 EMPTY: MappingProxyType[str, Any] = MappingProxyType({})
 
 
@@ -78,6 +79,10 @@ class _Fields(NamedTuple):
     rest: Rest
 
 
+def _view(context: Mapping[str, Any]) -> MappingProxyType[str, Any]:
+    return context if isinstance(context, MappingProxyType) else MappingProxyType(dict(context))
+
+
 class Snapshot(_Fields):
     """The whole state of a machine after a macrostep. Immutable.
 
@@ -105,9 +110,7 @@ class Snapshot(_Fields):
         rest: Rest = NO_REST,
     ) -> Snapshot:
         """Make a snapshot; ``context`` is taken as it is when it is a read-only view."""
-        if type(context) is not MappingProxyType:
-            context = MappingProxyType(dict(context))
-        return tuple.__new__(cls, (rev, status, context, config, rest))
+        return _new(cls, (rev, status, _view(context), config, rest))
 
     @property
     def machine(self) -> Machine:
@@ -174,13 +177,14 @@ class Snapshot(_Fields):
         **fields: Any,
     ) -> Snapshot:
         """Return a copy with the given fields; ``rev`` stays unless it is among them."""
-        return Snapshot(
+        made = (
             self[0] if rev is None else rev,
             self[1] if status is None else status,
-            self[2] if context is None else context,
+            self[2] if context is None else _view(context),
             self[3] if config is None else config,
             self[4]._replace(**fields) if fields else self[4],
         )
+        return _new(Snapshot, made)
 
     def __copy__(self) -> Snapshot:
         return self
