@@ -30,7 +30,7 @@ from guardchart.runtime._core import ENGINE, OUTSIDE
 __all__ = ["AgentStep", "From", "Given", "Origin", "fingerprint", "requests_of", "step_once"]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Origin:
     """Where a request comes from: what its execution looks at."""
 
@@ -60,7 +60,7 @@ class Origin:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, init=False)
 class AgentStep:
     """What a step left: where the agent stands, and what it asks of its host.
 
@@ -90,6 +90,30 @@ class AgentStep:
     _tape: Tape = field(repr=False, compare=False)
     # The machine, standing still as the step left it; a host may look, and feed it nothing.
     _left: Stepper = field(repr=False, compare=False)
+
+    # Each step makes one, and the __init__ of a frozen dataclass sets field by field.
+    def __init__(
+        self,
+        origin: Origin,
+        actions: tuple[AgentAction, ...],
+        requests: tuple[AgentRequest, ...],
+        receipt: Receipt | None,
+        at_ms: float,
+        record: Mapping[str, Any],
+        tape: Tape,
+        left: Stepper,
+    ) -> None:
+        vars(self).update(
+            snapshot=origin.snapshot,
+            actions=actions,
+            requests=requests,
+            receipt=receipt,
+            at_ms=at_ms,
+            _origin=origin,
+            _record=record,
+            _tape=tape,
+            _left=left,
+        )
 
     @property
     def done(self) -> bool:
@@ -229,17 +253,9 @@ def step_once(
         given.trusted is True,
         given.plugins,
     )
-    return AgentStep(
-        snapshot=origin.snapshot,
-        actions=tuple(tape.actions),
-        requests=requests_of(stepper, origin),
-        receipt=receipt,
-        at_ms=given.now,
-        _origin=origin,
-        _record=record,
-        _tape=tape,
-        _left=stepper,
-    )
+    requests = requests_of(stepper, origin)
+    actions = tuple(tape.actions)
+    return AgentStep(origin, actions, requests, receipt, given.now, record, tape, stepper)
 
 
 def _next_turn(machine: Machine, snapshot: Snapshot | None, event: Any) -> Snapshot | None:
