@@ -154,7 +154,7 @@ class SQLiteDatabase:
 
 
 class Transaction:
-    """The connection, for one thread alone until it leaves: by an exception all is undone.
+    """The connection for one thread alone: committed on leaving, undone by an exception.
 
     Args:
         begin: `BEGIN_READ`, `BEGIN_WRITE`, or None for a read of one statement, which is a
