@@ -406,7 +406,7 @@ class _Builder:
         if callable(spec.input):
             refuse_async(spec.input, "an invoke's input", spec.path + ".input")
             form_of(spec.input, (2,), "an invoke's input", spec.path + ".input")
-        return Invoke(spec, spec.id or f"{index}.{node.id}", service)
+        return Invoke(spec, spec.id or f"{index}.{node.id}", service, node.id)
 
     def timer(self, node: StateNode, name: str) -> TimerDef:
         path = f"{node.spec.path}.after.{name}"

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any, cast
 
 from guardchart.kernel._draft import ActionInfo
+from guardchart.kernel._effects import CancelTimer, ScheduleTimer, StartService, StopService
 from guardchart.kernel._events import AFTER
 from guardchart.kernel._guards import Guard
 from guardchart.kernel._specs import ActionSpec, InvokeSpec, NodeSpec, TransitionSpec, source_name
@@ -63,11 +64,13 @@ class Transition:
 
 
 class Invoke:
-    """A service that runs while its state is active."""
+    """A service that runs while its state is active; ``start`` and ``stop`` are its effects."""
 
-    __slots__ = ("description", "id", "input", "meta", "service", "settle", "spec", "src")
+    __slots__ = (
+        "description", "id", "input", "meta", "service", "settle", "spec", "src", "start", "stop",
+    )  # fmt: skip
 
-    def __init__(self, spec: InvokeSpec, id: str, service: Any) -> None:
+    def __init__(self, spec: InvokeSpec, id: str, service: Any, state_id: str) -> None:
         self.spec = spec
         self.id = id
         self.src = source_name(spec.src)
@@ -76,18 +79,25 @@ class Invoke:
         self.settle: Callable[..., Any] | None = getattr(service, "settle", None)
         self.meta = MappingProxyType(dict(spec.meta))
         self.description = spec.description
+        self.start = StartService(id, self.src, state_id)
+        self.stop = StopService(id)
 
 
 class TimerDef:
-    """An ``after`` delay of a state; ``delay`` is milliseconds or a function (context, event)."""
+    """An ``after`` delay of a state; ``delay`` is milliseconds or a function (context, event).
 
-    __slots__ = ("delay", "event_type", "id", "name")
+    ``schedule`` and ``cancel`` are its effects.
+    """
+
+    __slots__ = ("cancel", "delay", "event_type", "id", "name", "schedule")
 
     def __init__(self, name: str, state_id: str, delay: Any) -> None:
         self.name = name
         self.id = f"{name}.{state_id}"
         self.event_type = AFTER + self.id
         self.delay = delay
+        self.schedule = ScheduleTimer(self.id)
+        self.cancel = CancelTimer(self.id)
 
 
 class StateNode:

@@ -10,14 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from guardchart.kernel._effects import (
-    CancelTimer,
-    Effect,
-    Effects,
-    ScheduleTimer,
-    StartService,
-    StopService,
-)
+from guardchart.kernel._effects import Effect, Effects
 
 if TYPE_CHECKING:
     from guardchart.kernel._compile import Machine
@@ -102,18 +95,17 @@ class Plan:
 def _stops_of(node: StateNode) -> Iterator[tuple[bool, str, str, Effect]]:
     """What leaving a state stops: (is a service, id, state id, effect)."""
     for invoke in node.invokes:
-        yield True, invoke.id, node.id, StopService(invoke.id)
+        yield True, invoke.id, node.id, invoke.stop
     for timer in node.timers:
-        yield False, timer.id, node.id, CancelTimer(timer.id)
+        yield False, timer.id, node.id, timer.cancel
 
 
 def _starts_of(node: StateNode) -> Iterator[tuple[bool, str, Any, str, str, Effect]]:
     """What entering a state starts: (is a service, id, delay or input, src, state id, effect)."""
     for timer in node.timers:
-        yield False, timer.id, timer.delay, "", node.id, ScheduleTimer(timer.id)
+        yield False, timer.id, timer.delay, "", node.id, timer.schedule
     for invoke in node.invokes:
-        effect = StartService(invoke.id, invoke.src, node.id)
-        yield True, invoke.id, invoke.input, invoke.src, node.id, effect
+        yield True, invoke.id, invoke.input, invoke.src, node.id, invoke.start
 
 
 def make_plan(config: Configuration, chosen: Chosen, history: History) -> Plan:

@@ -23,9 +23,7 @@ from guardchart.kernel._effects import (
     Effect,
     Effects,
     Log,
-    ScheduleTimer,
     Spawn,
-    StartService,
     StopService,
 )
 from guardchart.kernel._events import DONE_STATE, DoneEvent, Event
@@ -102,7 +100,7 @@ class Run:
         self.effects: list[Effect] = []
         self.queue: list[tuple[Event, bool]] = []
         self.faults: list[BaseException] = []
-        self.pending: dict[tuple[int, str], Any] = {}
+        self.pending: dict[tuple[int, str], tuple[Any, Effect]] = {}
         self.microsteps: list[tuple[str, frozenset[str], frozenset[str]]] = []
         self.base: tuple[MappingProxyType[str, Any], Any, Any, Any] | None = None
         self.steps = 0
@@ -293,11 +291,11 @@ class Run:
             if child is not None and child.state_id == node.id:
                 self._drop_child(invoke.id)
                 if child.status == "active":
-                    self.effects.append(StopService(invoke.id))
+                    self.effects.append(invoke.stop)
         for timer in node.timers:
             if self.pending.pop((0, timer.id), None) is None and timer.id in self.timers:
                 self._drop_timer(timer.id)
-                self.effects.append(CancelTimer(timer.id))
+                self.effects.append(timer.cancel)
 
     def _start(self, node: StateNode, event: Event) -> None:
         for timer in node.timers:
@@ -308,7 +306,7 @@ class Run:
                 except Exception as error:
                     self._fault(error, f"delay {timer.name}")
                     continue
-            self.pending[0, timer.id] = Timer(self.now + delay)
+            self.pending[0, timer.id] = Timer(self.now + delay), timer.schedule
         for invoke in node.invokes:
             self._record(node, invoke, event)
 
@@ -322,7 +320,7 @@ class Run:
                 return
         key = f"{invoke.id}@{self.rev}"
         fields = (invoke.src, key, "active", given, None, False, node.id)
-        self.pending[1, invoke.id] = _new(Child, fields)
+        self.pending[1, invoke.id] = _new(Child, fields), invoke.start
 
     def _complete(self, completion: Completion, event: Event) -> None:
         final = completion.final
@@ -373,7 +371,7 @@ class Run:
         else:
             src, key, _, given, _, spawned, state_id = child
             status = "done" if kind == "done" else "error"
-            ended = Child(src, key, status, given, None, spawned, state_id)
+            ended = _new(Child, (src, key, status, given, None, spawned, state_id))
             self.children = self.children | {child_id: ended}
         self.base = (self.context, self.timers, self.children, self.sends)
         settle = _settle_of(self.machine, child_id, child)
@@ -486,13 +484,12 @@ class Run:
         """Start what the entered states asked for, in order of entry."""
         timers = self.timers.copy()
         children = self.children.copy()
-        for (kind, key), value in self.pending.items():
+        for (kind, key), (value, effect) in self.pending.items():
             if kind == 0:
                 timers[key] = value
-                self.effects.append(ScheduleTimer(key))
             else:
                 children[key] = value
-                self.effects.append(StartService(key, value.src, value.state_id))
+            self.effects.append(effect)
         self.timers, self.children = timers, children
 
     def _end(self) -> None:

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from guardchart.errors import SnapshotDriftError, SnapshotError, StepError
-from guardchart.kernel._effects import NO_EFFECTS, Effect, Effects, Spawn, StartService
+from guardchart.kernel._effects import NO_EFFECTS, Effect, Effects, Spawn
 from guardchart.kernel._events import InitEvent
 from guardchart.kernel._legal import KNOWN, REQUIRED, LegalReader, check_keys, check_object
 from guardchart.kernel._plain import MAX_BYTES, MAX_DEPTH, copy_json, parse_json, written_size
@@ -254,7 +254,7 @@ def restart_services(machine: Machine, snapshot: Snapshot) -> tuple[Snapshot, Ef
             kept = None if child is None else child.snapshot
             key = f"{invoke.id}@{rev}"
             children[invoke.id] = Child(invoke.src, key, "active", given, kept, False, node.id)
-            effects.append(StartService(invoke.id, invoke.src, node.id))
+            effects.append(invoke.start)
     services = getattr(machine.logic, "services", None) or {}
     for name, child in snapshot.children.items():
         if child.spawned and child.status == "active" and child.src in services:
