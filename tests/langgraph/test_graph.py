@@ -231,19 +231,23 @@ async def test_a_batched_question_shows_each_call_and_its_digest(kind: str) -> N
     ]
 
 
-def test_the_form_of_a_question_is_the_same_whoever_makes_it(
-    monkeypatch: pytest.MonkeyPatch,
+@BOTH
+async def test_a_question_is_asked_and_answered_where_nobody_tells_whether_it_was(
+    kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    graph, forms = made([TWO, SAY]), []
+    """So does a task whose answer another one has taken in the meantime."""
+    refunds, forms = Refunds(), []
+    graph = made([REFUND, SAY], refunds)
     given: Any = {"event": start()}
     for _ in range(2):
-        graph.invoke(given, thread())
+        await run(kind, graph, given)
         (interrupt,) = graph.get_state(thread()).tasks[0].interrupts
-        forms.append(interrupt.response_schema)
-        # A LangGraph that does not tell whether an answer is there has pydantic make it.
-        monkeypatch.setattr(_question, "_is_unanswered", lambda: False)
+        forms.append((interrupt.value, interrupt.response_schema))
+        monkeypatch.setattr(_question, "_may_be_answered", lambda: True)
         given = None
     assert forms[0] == forms[1]
+    await run(kind, graph, Command(resume=approved(question(graph))))
+    assert len(refunds.done) == 1
 
 
 @pytest.mark.parametrize(

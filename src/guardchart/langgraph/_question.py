@@ -13,8 +13,9 @@ from contextvars import ContextVar
 from typing import Any, Final
 
 from langgraph.config import get_config
+from langgraph.errors import GraphInterrupt
 from langgraph.types import interrupt
-from pydantic import ConfigDict, GetJsonSchemaHandler, RootModel, model_validator
+from pydantic import ConfigDict, RootModel, model_validator
 
 from guardchart.errors import DecisionRefused
 from guardchart.langchain._ask import Positional, Show, question, read_answer
@@ -35,7 +36,12 @@ class Asked:
         positional: Whether an answer may name the calls by their place.
         registry: For the arguments of an edit.
         too_soon: Tells whether an answer by place comes too soon to have been read.
+
+    Attributes:
+        taken: What the answer decides, once it has been validated.
     """
+
+    taken: tuple[list[dict[str, Any]], str | None]
 
     def __init__(
         self,
@@ -144,20 +150,14 @@ class Decision(RootModel[Any]):
     @model_validator(mode="after")
     def _fits(self) -> Decision:
         try:
-            _OPEN.get().read(self.root)
+            _OPEN.get().taken = _OPEN.get().read(self.root)
         except DecisionRefused as refused:
             raise ValueError(str(refused)) from None
         return self
 
-    @classmethod
-    def __get_pydantic_json_schema__(
-        cls, core_schema: Any, handler: GetJsonSchemaHandler
-    ) -> dict[str, Any]:
-        return _OPEN.get().json_schema()
-
 
 _OPEN: Final[ContextVar[Asked]] = ContextVar("guardchart_question")
-"""The question of the `interrupt` that is being called, which makes and uses the schema."""
+"""The question whose answer `interrupt` is validating."""
 
 
 def ask(asked: Asked) -> tuple[list[dict[str, Any]], str | None]:
@@ -168,15 +168,17 @@ def ask(asked: Asked) -> tuple[list[dict[str, Any]], str | None]:
         pydantic.ValidationError: The answer does not fit; it was not kept.
     """
     if _VALIDATES:
-        if _is_unanswered():
-            # LangGraph would have pydantic make the very same form, which costs more than a task.
-            return asked.read(interrupt(asked.payload(), response_schema=asked.json_schema()))
-        token = _OPEN.set(asked)
-        try:
-            answer = interrupt(asked.payload(), response_schema=Decision).root
-        finally:
-            _OPEN.reset(token)
-        return asked.read(answer)
+        if _may_be_answered():
+            token = _OPEN.set(asked)
+            try:
+                interrupt(None, response_schema=Decision)
+                return asked.taken
+            except GraphInterrupt:
+                pass  # Another task has taken the answer: this one asks.
+            finally:
+                _OPEN.reset(token)
+        # As a dict, since of a class LangGraph has pydantic make one for each question.
+        return asked.read(interrupt(asked.payload(), response_schema=asked.json_schema()))
     payload = asked.payload()
     while True:
         # A LangGraph that cannot validate keeps every answer: the next one is asked for.
@@ -187,16 +189,13 @@ def ask(asked: Asked) -> tuple[list[dict[str, Any]], str | None]:
             payload = {**asked.payload(), "refused": str(refused)}
 
 
-def _is_unanswered() -> bool:
-    """Whether the next ``interrupt()`` is certain to raise, as there is no answer for it yet.
-
-    LangGraph does not say so in public; False where it cannot be told.
-    """
+def _may_be_answered() -> bool:
+    """Whether ``interrupt()`` has an answer to return, or, where LangGraph does not tell, may."""
     scratchpad: Any = (get_config().get("configurable") or {}).get("__pregel_scratchpad")
     try:
-        return not scratchpad.resume and scratchpad.get_null_resume(False) is None
+        return bool(scratchpad.resume) or scratchpad.get_null_resume(False) is not None
     except (AttributeError, TypeError):
-        return False
+        return True
 
 
 def _names_digests(answer: Any) -> bool:
