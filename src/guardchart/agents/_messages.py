@@ -137,6 +137,9 @@ def safe_text(value: object) -> str:
     return text
 
 
+_ENCODER: Final = json.JSONEncoder(allow_nan=False, ensure_ascii=False)
+
+
 def storable_arguments(arguments: object, max_bytes: int = MAX_ARGUMENT_BYTES) -> dict[str, Any]:
     """Arguments as a conversation records them: a fresh copy in JSON types.
 
@@ -158,7 +161,7 @@ def storable_arguments(arguments: object, max_bytes: int = MAX_ARGUMENT_BYTES) -
     refusal = _refusal(arguments, max_bytes)
     if refusal is None:
         try:
-            text = json.dumps(arguments, allow_nan=False, ensure_ascii=False)
+            text = _ENCODER.encode(arguments)
             text.encode("utf-8")
             copy: dict[str, Any] = json.loads(text)
         except (ValueError, TypeError):  # lone surrogates and endless ints are ValueErrors

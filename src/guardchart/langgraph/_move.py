@@ -181,8 +181,12 @@ class _Move:
             self.receipt = self._note(self._transition(visit.event))
         settled = _Settled(self.snapshot, self.error, tuple(self.faults))
         update = close(visit, settled, self.receipt)
-        command = update if isinstance(update, Command) else Command(update=update)
-        written = dict(command.update or {})
+        also: list[Any] = []
+        if isinstance(update, Command):
+            chosen = update.goto or []
+            also = [*chosen] if isinstance(chosen, list | tuple) else [chosen]
+            update = update.update or {}
+        written = dict(update)
         if results:
             written[settings.results] = None
         work = self._work()
@@ -196,8 +200,7 @@ class _Move:
             written[settings.asked] = self.now
         if settings.caches:
             written[SCOPE] = visit.scope
-        also = command.goto if isinstance(command.goto, list | tuple) else [command.goto]
-        return Command(update=written, goto=[*also, *goto] if command.goto else goto)
+        return Command(update=written, goto=[*also, *goto])
 
     def _comes_too_early(self, event: Any) -> bool:
         """Whether a START finds another turn that was cut off, and would be ignored by it."""
