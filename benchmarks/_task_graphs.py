@@ -147,8 +147,18 @@ class Scripted:
         return ModelResponse(None, (ToolCall(ident, self._name, args),))
 
 
-def of_chart(kind: Kind, saver: Any = None, *, delta: bool = False, langchain: bool = False) -> Any:
-    """The tool loop's chart, compiled; its model and tools are functions, or LangChain's."""
+def of_chart(
+    kind: Kind,
+    saver: Any = None,
+    *,
+    delta: bool = False,
+    langchain: bool = False,
+    ledger: Any = None,
+) -> Any:
+    """The tool loop's chart, compiled; its model and tools are functions, or LangChain's.
+
+    The ledger lies beside the checkpoints, unless another is given.
+    """
     chart = load_chart()
     for state in ("awaiting_model", "awaiting_tool"):
         chart["states"][state]["meta"]["tools"] = list(TOOLS)
@@ -165,7 +175,7 @@ def of_chart(kind: Kind, saver: Any = None, *, delta: bool = False, langchain: b
         state_schema=_schema(Talk, delta),
         messages_key="messages",
         checkpointer=saver,
-        ledger=None if saver is None else ledger_for(saver),
+        ledger=ledger_for(saver) if ledger is None and saver is not None else ledger,
     )
 
 
