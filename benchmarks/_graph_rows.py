@@ -3,10 +3,10 @@
 Peer is the same graph written by hand (`benchmarks._task_graphs`): the same nodes, supersteps,
 messages and saver. A unit is one turn on a thread of its own, CPU time of this process, chart
 and peer taking turns. The rows with a bar run on `SqliteSaver`: a compiled chart is made for a
-saver that lasts. An approval has its bar with the ledger in memory: the peer asks a person too, but
-writes nothing down that would keep it from paying twice, so that what the ledger's transactions cost
-is a row beside it. The other rows without a bar show what is left where LangGraph itself keeps next
-to nothing.
+saver that lasts. An approval has its bar with the ledger in memory: the peer asks a person too,
+but writes nothing down that would keep it from paying twice, so that what the ledger's transactions
+cost is a row beside it. The other rows without a bar show what is left where LangGraph itself keeps
+next to nothing.
 """
 
 from __future__ import annotations

@@ -6,6 +6,8 @@ import copy
 import json
 import math
 import time
+from collections import ChainMap, UserDict
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -457,6 +459,13 @@ def test_a_timer_that_was_restored_fires() -> None:
     (timer,) = restored.timers
     snapshot, _ = transition(machine, restored, fired(timer))
     assert snapshot.value == "idle"
+
+
+def test_update_context_takes_any_mapping() -> None:
+    for updates in (UserDict(count=2), MappingProxyType({"count": 2}), ChainMap({"count": 2})):
+        after = update_context(walk(rich()), updates)
+        assert after.context["count"] == 2
+        assert dump(after)["context"]["count"] == 2
 
 
 def test_update_context_merges_and_counts_as_a_revision() -> None:

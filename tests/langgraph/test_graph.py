@@ -8,6 +8,7 @@ import time
 from typing import Any, TypedDict
 
 import pytest
+from jsonschema import Draft202012Validator
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import END, START, MessagesState, StateGraph
@@ -22,6 +23,7 @@ from guardchart.agents import (
     approval_event,
     decisions_event,
     load_chart,
+    tool,
     tool_registry,
 )
 from guardchart.agents import RetryPolicy as LoopRetry
@@ -248,6 +250,36 @@ async def test_a_question_is_asked_and_answered_where_nobody_tells_whether_it_wa
     assert forms[0] == forms[1]
     await run(kind, graph, Command(resume=approved(question(graph))))
     assert len(refunds.done) == 1
+
+
+class Address(BaseModel):
+    city: str
+
+
+@pytest.mark.parametrize("mode", ["batched", "per_call"])
+def test_the_form_of_a_question_describes_nested_arguments(mode: Any) -> None:
+    def post(to: Address, copies: list[Address]) -> str:
+        """Post a letter."""
+        return "posted"
+
+    letter = {"to": {"city": "Oslo"}, "copies": [{"city": "Rome"}]}
+    graph = statechart_graph(
+        loop_chart("post"),
+        agent_logic(
+            FakeModel([{"tool": "post", "args": letter}, SAY], is_async=False),
+            tool_registry(tool(post, side_effect=True)),
+        ),
+        interrupt_mode=mode,
+        checkpointer=InMemorySaver(),
+    )
+    graph.invoke({"event": start()}, thread())
+    (interrupt,) = graph.get_state(thread()).tasks[0].interrupts
+    form = Draft202012Validator(interrupt.response_schema)
+    (call,) = pending_approval(graph, thread())
+    for city, fits in (("Bonn", True), (7, False)):
+        edit = {"id": call["id"], "digest": call["digest"], "decision": "edit"}
+        edit["arguments"] = {**letter, "to": {"city": city}}
+        assert form.is_valid(edit if mode == "per_call" else {"decisions": [edit]}) is fits
 
 
 @pytest.mark.parametrize(

@@ -470,3 +470,34 @@ def test_a_drawing_shows_no_task_that_the_chart_cannot_ask_for() -> None:
         ("step", "__end__", True),
         ("service", "step", False),
     }
+
+
+def test_a_retry_is_handed_a_request_of_its_own() -> None:
+    told = []
+
+    def generate(request: Any) -> str:
+        told.append(len(request.messages))
+        request.messages.append(request.messages[0])
+        if len(told) < 3:
+            raise ConnectionError
+        return "hi"
+
+    asking = {"prompt": "Say hi.", "messages": [{"role": "user", "content": "Hello?"}]}
+    chart = {
+        "id": "hello",
+        "initial": "asking",
+        "states": {
+            "asking": {"invoke": {"src": "agent.generate_text", "input": asking, "onDone": "said"}},
+            "said": {"type": "final"},
+        },
+    }
+    graph = statechart_graph(
+        chart,
+        MachineLogic(),
+        checkpointer=InMemorySaver(),
+        executors={"generate_text": generate},
+        retry_policy=RetryPolicy(max_attempts=4, initial_interval=0.01, jitter=False),
+    )
+    out = graph.invoke({"event": {"type": "GO"}}, thread())
+    assert out["xsm"]["state_ids"] == ["hello.said"]
+    assert told == [told[0]] * 3

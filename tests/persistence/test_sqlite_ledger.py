@@ -278,6 +278,23 @@ def test_an_interrupted_verb_writes_nothing_and_leaves_the_ledger_usable(ledger,
     assert ledger.decide("t", {row.id: Decision("approve")}, now=NOW)[row.id].status == "approved"
 
 
+def test_an_interrupt_on_the_way_out_leaves_the_ledger_to_other_threads(ledger):
+    row = ledger.propose(SLOT, "c", {}, now=NOW)
+
+    def trace(frame, event, arg):
+        if frame.f_code.co_name == "__exit__":
+            sys.settrace(None)
+            raise KeyboardInterrupt
+
+    for verb in (ledger.pending, lambda: ledger.close("t", [row.id], now=NOW)):
+        sys.settrace(trace)
+        with contextlib.suppress(KeyboardInterrupt):
+            verb()
+            raise AssertionError("nothing was interrupted")
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(ledger.row, "t", row.id).result(10) == row
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_forked_child_uses_a_connection_of_its_own(path, ledger):
     ledger.propose(SLOT, "c", {}, approve_until=NOW, now=NOW)

@@ -404,6 +404,8 @@ def _raw(value: Any) -> Any:
     try:
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             value = dataclasses.asdict(value)
+        elif hasattr(value, "_asdict"):
+            value = value._asdict()
         return plain(value, "raw")
     except Exception:
         return {"type": type(value).__name__}

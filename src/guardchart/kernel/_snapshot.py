@@ -279,7 +279,7 @@ def update_context(snapshot: Snapshot, updates: Mapping[str, Any]) -> Snapshot:
     """
     if not all(type(key) is str for key in updates):
         raise SnapshotError("the keys of a context must be strings", path="$.context")
-    context = MappingProxyType(snapshot.context | updates)
+    context = MappingProxyType(snapshot.context | dict(updates))
     return snapshot.replace(context=context, rev=snapshot.rev + 1)
 
 

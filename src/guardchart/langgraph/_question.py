@@ -106,11 +106,14 @@ class Asked:
 
     def json_schema(self) -> dict[str, Any]:
         """The form a client draws for the answer."""
-        each = [self._decision_schema(item) for item in self.pending]
+        shared: dict[str, Any] = {}
+        each = [self._decision_schema(item, shared) for item in self.pending]
+        definitions = {"$defs": shared} if shared else {}
         if self.alone:
-            return {"title": "Decision", **each[0]}
+            return {"title": "Decision", **each[0], **definitions}
         return {
             "title": "Decisions",
+            **definitions,
             "type": "object",
             "required": ["decisions"],
             "properties": {
@@ -124,10 +127,15 @@ class Asked:
             },
         }
 
-    def _decision_schema(self, item: Mapping[str, Any]) -> dict[str, Any]:
+    def _decision_schema(self, item: Mapping[str, Any], shared: dict[str, Any]) -> dict[str, Any]:
         named = [] if self.positional == "accept" else ["id", "digest"]
         tool = self.registry.get(item["name"])
         arguments = {"type": "object"} if tool is None else tool.parameters
+        if "$defs" in arguments:
+            # What a tool's schema refers to from its own root is found from the form's.
+            moved = _moved(arguments, f"#/$defs/{item['name']}.")
+            shared |= {f"{item['name']}.{key}": each for key, each in moved.pop("$defs").items()}
+            arguments = moved
         return {
             "type": "object",
             "required": [*named, "decision"],
@@ -139,6 +147,25 @@ class Asked:
                 "reason": {"type": "string"},
             },
         }
+
+
+def _moved(schema: Any, to: str) -> Any:
+    """A copy of a schema that refers to its definitions elsewhere."""
+    if isinstance(schema, list):
+        return [_moved(each, to) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    copy: dict[str, Any] = {key: _moved(each, to) for key, each in schema.items()}
+    # Pydantic tells the members of a discriminated union by their references, too.
+    mapping = copy.get("mapping")
+    for names in (copy, mapping if isinstance(mapping, dict) else {}):
+        for key, each in names.items():
+            if isinstance(each, str) and each.startswith("#/$defs/") and key not in _VALUES:
+                names[key] = to + each.removeprefix("#/$defs/")
+    return copy
+
+
+_VALUES: Final = frozenset({"const", "default", "description", "title"})
 
 
 class Decision(RootModel[Any]):

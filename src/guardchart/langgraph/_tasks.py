@@ -86,9 +86,14 @@ class _Request(BaseTask):
         return None
 
     def offered(self, visit: Visit, ledger: Any) -> tuple[Any, ...]:
-        """What the step that led here asked for, if the conversation is still the one it saw."""
+        """What the step that led here asked for, if the conversation is still the one it saw.
+
+        Only once: an executor may have changed it in place, so a retry gets one of its own.
+        """
         known, snapshot = visit.known, visit.snapshot
         if known is None or known.requests is None or snapshot is None:
+            return self.requests(visit, ledger)
+        if getattr(getattr(visit.runtime, "execution_info", None), "node_attempt", 0) != 1:
             return self.requests(visit, ledger)
         if snapshot.context.get("messages") != known.snapshot.context.get("messages"):
             return self.requests(visit, ledger)

@@ -270,6 +270,9 @@ def _plain(value: Any, depth: int = 0) -> Any:
     if depth < _MAX_DEPTH:
         if isinstance(value, Mapping):
             return {str(name): _plain(each, depth + 1) for name, each in value.items()}
+        names = getattr(type(value), "_fields", None)
+        if names is not None and isinstance(value, tuple):
+            return _plain(dict(zip(names, value, strict=True)), depth)
         if isinstance(value, list | tuple):
             return [_plain(each, depth + 1) for each in value]
         if dataclasses.is_dataclass(value) and not isinstance(value, type):

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import sqlite3
+from contextlib import AbstractContextManager
 from typing import Any
 
 from guardchart.persistence._columns import COLUMNS, OF_ROW, VARIABLE, row_of, values, variable
+from guardchart.persistence._ledger import Rows
 from guardchart.persistence._rows import Row, Slot
 from guardchart.persistence._sqlite_database import (
     BEGIN_READ,
     BEGIN_WRITE,
     Source,
     SQLiteDatabase,
-    Transaction,
 )
 from guardchart.persistence._verbs import RuleLedger
 
@@ -103,19 +104,18 @@ class SQLiteLedger(RuleLedger):
     def _connection(self) -> sqlite3.Connection | None:
         return self._database.connection
 
-    def _transaction(self, scope: str | None, *, write: bool) -> _SQLiteRows:
-        return _SQLiteRows(self._database, BEGIN_WRITE if write else BEGIN_READ)
+    def _transaction(self, scope: str | None, *, write: bool) -> AbstractContextManager[Rows]:
+        return self._database.lent(BEGIN_WRITE if write else BEGIN_READ, _SQLiteRows)
 
-    def _statement(self, scope: str | None) -> _SQLiteRows:
-        return _SQLiteRows(self._database, None)
+    def _statement(self, scope: str | None) -> AbstractContextManager[Rows]:
+        return self._database.lent(None, _SQLiteRows)
 
 
-class _SQLiteRows(Transaction):
-    """``Rows`` over one transaction."""
+class _SQLiteRows:
+    """``Rows`` over the connection's open transaction."""
 
-    def __enter__(self) -> _SQLiteRows:
-        self._execute = self.enter().execute
-        return self
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._execute = connection.execute
 
     def by_id(self, scope: str, row_id: str) -> Row | None:
         found = self._execute(_BY_ID, (scope, row_id)).fetchone()

@@ -6,13 +6,16 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, TypeVar
 
 from guardchart.errors import StoreError
 
-__all__ = ["BEGIN_READ", "BEGIN_WRITE", "SQLiteDatabase", "Source", "Transaction"]
+__all__ = ["BEGIN_READ", "BEGIN_WRITE", "SQLiteDatabase", "Source"]
+
+T = TypeVar("T")
 
 Source: TypeAlias = str | os.PathLike[str] | Callable[[], sqlite3.Connection]
 
@@ -74,13 +77,42 @@ class SQLiteDatabase:
                 self.connection.close()
             self.connection = None
 
-    def transaction(self, *, write: bool) -> Lent:
+    def transaction(self, *, write: bool) -> AbstractContextManager[sqlite3.Connection]:
         """Lend the connection inside a transaction: committed on leaving, undone by an exception.
 
         Raises:
             StoreError: The database stays locked, or fails; nothing was written.
         """
-        return Lent(self, BEGIN_WRITE if write else BEGIN_READ)
+        return self.lent(BEGIN_WRITE if write else BEGIN_READ, _itself)
+
+    # A generator: nothing else gives the lock back wherever a signal comes.
+    @contextmanager
+    def lent(self, begin: str | None, lend: Callable[[sqlite3.Connection], T]) -> Iterator[T]:
+        """As `transaction`, in the form that ``lend`` gives the connection.
+
+        Args:
+            begin: `BEGIN_READ`, `BEGIN_WRITE`, or None for a read of one statement, which is a
+                transaction by itself.
+            lend: Makes of the connection what is lent.
+        """
+        try:
+            with self.lock:
+                connection, begun = self.connected(), False
+                try:
+                    if begin is not None:
+                        connection.execute(begin)
+                        begun = True
+                    yield lend(connection)
+                    if begin is not None:
+                        connection.execute("COMMIT")
+                except BaseException as error:
+                    # A signal may come while BEGIN waits for a lock, which it then may have.
+                    mine = begun or (begin is not None and not isinstance(error, sqlite3.Error))
+                    if mine and connection.in_transaction:
+                        connection.execute("ROLLBACK")
+                    raise
+        except sqlite3.Error as error:
+            raise self.failed(error) from error
 
     def failed(self, error: sqlite3.Error) -> StoreError:
         """Return what to raise from an error of the database."""
@@ -153,62 +185,5 @@ class SQLiteDatabase:
         return None if row is None else int(row[0])
 
 
-class Transaction:
-    """The connection for one thread alone: committed on leaving, undone by an exception.
-
-    Args:
-        begin: `BEGIN_READ`, `BEGIN_WRITE`, or None for a read of one statement, which is a
-            transaction by itself.
-    """
-
-    def __init__(self, database: SQLiteDatabase, begin: str | None) -> None:
-        self._database = database
-        self._begin = begin
-
-    def enter(self) -> sqlite3.Connection:
-        """Wait for the connection and begin; `__exit__` ends it."""
-        database = self._database
-        database.lock.acquire()
-        try:
-            self._connection = connection = database.connected()
-            if self._begin is not None:
-                try:
-                    connection.execute(self._begin)
-                except BaseException as error:
-                    if not isinstance(error, sqlite3.Error):
-                        self._undo()  # a signal came while it waited for a lock: it may have begun
-                    raise
-        except BaseException as error:
-            database.lock.release()
-            if isinstance(error, sqlite3.Error):
-                raise database.failed(error) from error
-            raise
-        return connection
-
-    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        try:
-            if error is not None:
-                self._undo()
-            elif self._begin is not None:
-                try:
-                    self._connection.execute("COMMIT")
-                except BaseException:
-                    self._undo()
-                    raise
-        except sqlite3.Error as failed:
-            error = failed
-        finally:
-            self._database.lock.release()
-        if isinstance(error, sqlite3.Error):
-            raise self._database.failed(error) from error
-
-    def _undo(self) -> None:
-        if self._begin is not None and self._connection.in_transaction:
-            self._connection.execute("ROLLBACK")
-
-
-class Lent(Transaction):
-    """A transaction as the connection it is on."""
-
-    def __enter__(self) -> sqlite3.Connection:
-        return self.enter()
+def _itself(connection: sqlite3.Connection) -> sqlite3.Connection:
+    return connection
