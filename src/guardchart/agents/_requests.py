@@ -136,7 +136,7 @@ class LoopTextRequest(AgentTextRequest):
         request = _BLANK.__copy__()
         request.__dict__.update(fields)
         request.__pydantic_fields_set__.update(fields)
-        request.__pydantic_private__.update(_compact=compact, _schemas=schemas)  # type: ignore[union-attr]
+        request._compact, request._schemas = compact, schemas
         return request
 
     if not TYPE_CHECKING:

@@ -46,7 +46,7 @@ class Conversation:
     ) -> None:
         if channel is None:
             channel = ()
-        if not (type(channel) is list or _is_sequence(channel)):
+        if isinstance(channel, str) or not isinstance(channel, Sequence):
             raise AgentConfigError(
                 "messages_key: the channel must hold a list of messages; "
                 "declare it as Annotated[list, add_messages]"
@@ -116,10 +116,6 @@ class Conversation:
             if tail.isascii() and tail.isdigit() and len(tail) < 16:
                 last = max(last, int(tail))
         return last
-
-
-def _is_sequence(value: Any) -> bool:
-    return isinstance(value, Sequence) and not isinstance(value, str)
 
 
 def without(ids: Sequence[Any], told: Collection[str]) -> list[Any]:

@@ -243,7 +243,7 @@ class _Move:
         for event in _sent(result.get("sent")):
             self._note(self._transition(event, at))
         error = result.get("error")
-        if error is not None and isinstance(error, Mapping):
+        if isinstance(error, Mapping):
             self._resolve(ident, at, error=error)
             return
         try:
@@ -379,7 +379,7 @@ class _Move:
         """Which event began each service that waits: what the service is handed when it runs."""
         settings = self.settings
         known = read_key(self.state, settings.begun)
-        known = dict(known) if known is not None and isinstance(known, Mapping) else {}
+        known = dict(known) if isinstance(known, Mapping) else {}
         begun = {ident: known[ident] for ident in self.services if ident in known}
         event = self.visit.event
         if event is not None:

@@ -46,7 +46,7 @@ class SQLiteDatabase:
         self._version = version
         self._tables = tables
         self._timeout_s = timeout_s
-        self.lock = threading.RLock()
+        self._lock = threading.RLock()
         self._pid = 0
         self._abandoned: list[sqlite3.Connection] = []
         if callable(source):
@@ -65,14 +65,14 @@ class SQLiteDatabase:
                 uri=path.startswith("file:"),
             )
         try:
-            with self.lock:
-                self.connected()
+            with self._lock:
+                self._connected()
         except sqlite3.Error as error:
-            raise self.failed(error) from error
+            raise self._failed(error) from error
 
     def disconnect(self) -> None:
         """Close the connection; the next transaction opens a new one."""
-        with self.lock:
+        with self._lock:
             if self.connection is not None and self._pid == os.getpid():
                 self.connection.close()
             self.connection = None
@@ -96,8 +96,8 @@ class SQLiteDatabase:
             lend: Makes of the connection what is lent.
         """
         try:
-            with self.lock:
-                connection, begun = self.connected(), False
+            with self._lock:
+                connection, begun = self._connected(), False
                 try:
                     if begin is not None:
                         connection.execute(begin)
@@ -112,9 +112,9 @@ class SQLiteDatabase:
                         connection.execute("ROLLBACK")
                     raise
         except sqlite3.Error as error:
-            raise self.failed(error) from error
+            raise self._failed(error) from error
 
-    def failed(self, error: sqlite3.Error) -> StoreError:
+    def _failed(self, error: sqlite3.Error) -> StoreError:
         """Return what to raise from an error of the database."""
         name = getattr(error, "sqlite_errorname", type(error).__name__)
         return StoreError(
@@ -122,7 +122,7 @@ class SQLiteDatabase:
             "(SQLITE_BUSY: raise timeout_s)"
         )
 
-    def connected(self) -> sqlite3.Connection:
+    def _connected(self) -> sqlite3.Connection:
         """Return this process's connection, opened where there is none; to be called locked."""
         if self.connection is not None and self._pid == os.getpid():
             return self.connection
