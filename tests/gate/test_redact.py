@@ -7,12 +7,14 @@ import dataclasses
 import datetime as dt
 import enum
 import json
+import re
 import time
 from typing import Any
 
 import pytest
 from pydantic import BaseModel, SecretStr
 
+from guardchart import _redact
 from guardchart._redact import scrub_bounded, scrub_capped
 from guardchart.gate import AGENT_REDACT_KEYS, error_text, scrub
 
@@ -287,3 +289,8 @@ def test_bounded_redaction_stops_at_its_bound() -> None:
 def test_the_list_of_keys_is_sorted_and_public() -> None:
     assert list(AGENT_REDACT_KEYS) == sorted(AGENT_REDACT_KEYS)
     assert {"api_key", "authorization", "token", "secret", "password"} <= set(AGENT_REDACT_KEYS)
+
+
+def test_no_text_that_is_too_short_to_be_searched_could_hold_a_secret() -> None:
+    least, _ = re._parser.parse(_redact._VALUES.pattern).getwidth()
+    assert least >= _redact._SHORTEST

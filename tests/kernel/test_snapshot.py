@@ -6,7 +6,7 @@ import copy
 import json
 import math
 import time
-from collections import ChainMap, UserDict
+from collections import ChainMap, OrderedDict, UserDict
 from types import MappingProxyType
 from typing import Any
 
@@ -459,6 +459,11 @@ def test_a_timer_that_was_restored_fires() -> None:
     (timer,) = restored.timers
     snapshot, _ = transition(machine, restored, fired(timer))
     assert snapshot.value == "idle"
+
+
+def test_a_context_that_is_a_view_of_another_mapping_is_dumped_as_a_dict() -> None:
+    snapshot = walk(rich()).replace(context=MappingProxyType(OrderedDict(n=1)))
+    assert dump(snapshot)["context"] == {"n": 1}
 
 
 def test_update_context_takes_any_mapping() -> None:

@@ -89,13 +89,15 @@ def dump(
     >>> dump(initial_transition(machine)[0])["state_ids"]
     ['lamp.off']
     """
-    rev, status, context, config, rest = snapshot
+    rev, status, view, config, rest = snapshot
+    context = view.copy()
     machine: Machine = config.machine
     # What comes before this is the machine's own word, and needs no second look.
     state: dict[str, Any] = {
         "value": config.value,
         "state_ids": sorted(config.ids),
-        "context": context.copy(),
+        # A view may be of a subclass of dict, which is no JSON.
+        "context": context if type(context) is dict else dict(context),
         "history": {key: list(ids) for key, ids in rest.history.items()},
         "timers": {key: {"due_at": timer.due_at} for key, timer in rest.timers.items()},
         "children": {key: _dump_child(child) for key, child in rest.children.items()},
