@@ -60,7 +60,17 @@ class Origin:
         )
 
 
-@dataclass(frozen=True, init=False)
+class _Actions:
+    """The actions of a step, made when somebody looks at them."""
+
+    def __get__(self, step: AgentStep | None, owner: type) -> tuple[AgentAction, ...]:
+        if step is None:  # the class has none, so that the field has no default
+            raise AttributeError("actions")
+        made = vars(step)["actions"] = step._tape.actions()
+        return made
+
+
+@dataclass(frozen=True, init=False, kw_only=True)
 class AgentStep:
     """What a step left: where the agent stands, and what it asks of its host.
 
@@ -81,7 +91,7 @@ class AgentStep:
     """
 
     snapshot: Snapshot
-    actions: tuple[AgentAction, ...]
+    actions: _Actions = _Actions()
     requests: tuple[AgentRequest, ...]
     receipt: Receipt | None
     at_ms: float
@@ -95,7 +105,6 @@ class AgentStep:
     def __init__(
         self,
         origin: Origin,
-        actions: tuple[AgentAction, ...],
         requests: tuple[AgentRequest, ...],
         receipt: Receipt | None,
         at_ms: float,
@@ -105,7 +114,6 @@ class AgentStep:
     ) -> None:
         vars(self).update(
             snapshot=origin.snapshot,
-            actions=actions,
             requests=requests,
             receipt=receipt,
             at_ms=at_ms,
@@ -254,8 +262,7 @@ def step_once(
         given.plugins,
     )
     requests = requests_of(stepper, origin)
-    actions = tuple(tape.actions)
-    return AgentStep(origin, actions, requests, receipt, given.now, record, tape, stepper)
+    return AgentStep(origin, requests, receipt, given.now, record, tape, stepper)
 
 
 def _next_turn(machine: Machine, snapshot: Snapshot | None, event: Any) -> Snapshot | None:

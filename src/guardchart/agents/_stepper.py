@@ -7,7 +7,7 @@ have to do is written down.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, NamedTuple, Self
 
@@ -31,7 +31,7 @@ from guardchart.kernel import (
     failed,
 )
 from guardchart.runtime import BeforeStep, Invocation, ServiceScope
-from guardchart.runtime._base import InterpreterBase
+from guardchart.runtime._base import InterpreterBase, written_service
 from guardchart.runtime._core import ENGINE, INSIDE, OUTSIDE, AnyEvent, Entry
 from guardchart.runtime._plugins import Plugins
 from guardchart.runtime._steps import _NOTHING
@@ -106,7 +106,7 @@ class Tape:
     """What one step wrote down, or, in a replay, what it reads instead of asking the hook.
 
     Attributes:
-        actions: What the host is asked to do.
+        performed: The effects of each macrostep, with the agent, its prefix and its snapshot.
         verdicts: What the hooks said, by the number of the question.
         updates: What plugins wrote into contexts: how many macrosteps had been taken, the
             agent, and the keys.
@@ -117,8 +117,8 @@ class Tape:
 
     __slots__ = (
         "accepted",
-        "actions",
         "asked",
+        "performed",
         "recorded",
         "sends",
         "stepped",
@@ -127,12 +127,21 @@ class Tape:
     )
 
     def __init__(self, recorded: Recorded | None = None) -> None:
-        self.actions: list[AgentAction] = []
+        self.performed: list[tuple[str, str, Snapshot, Iterable[Any]]] = []
         self.verdicts: dict[int, Any] = {}
         self.updates: list[tuple[int, str, dict[str, Any]]] = []
         self.sends: dict[int, tuple[str, str, Event]] = {}
         self.asked = self.stepped = self.accepted = 0
         self.recorded = recorded
+
+    def actions(self) -> tuple[AgentAction, ...]:
+        """What the host is asked to do."""
+        found = (
+            _action(agent, prefix, snapshot, effect)
+            for agent, prefix, snapshot, effects in self.performed
+            for effect in effects
+        )
+        return tuple(each for each in found if each is not None)
 
 
 class Fed(NamedTuple):
@@ -179,6 +188,7 @@ class Stepper(InterpreterBase):
     tape: Tape
     trusted = False
     prefix = ""
+    _known: tuple[Any, tuple[Invocation, ...]] = None, ()
 
     @classmethod
     def opened(
@@ -227,24 +237,35 @@ class Stepper(InterpreterBase):
                 children[invocation.id] = child._replace(snapshot=actor.dump())
         return snapshot.replace(children=MappingProxyType(children))
 
-    def tree(self) -> Iterator[Stepper]:
+    def tree(self) -> list[Stepper]:
         """This machine and every living one below it."""
-        yield self
-        if self.actors:
-            for actor in self.actors.values():
-                yield from actor.tree()
+        found = [self]
+        for actor in self.actors.values():
+            found += actor.tree()
+        return found
 
-    def waiting(self) -> Iterator[Waiting]:
+    def waiting(self) -> list[Waiting]:
         """The services that wait for a result, here and below, in the order they were started."""
-        for actor in self.tree():
-            if actor._state != "running":
-                continue
-            for name, child in actor.snapshot.children.items():
-                if child.status != "active":
-                    continue
-                invocation = actor._invocation_of(name, child)
-                if not isinstance(invocation.service, Machine):
-                    yield _new(Waiting, (actor.prefix + child.key, actor, invocation))
+        return [
+            _new(Waiting, (actor.prefix + invocation.key, actor, invocation))
+            for actor in self.tree()
+            if actor._state == "running"
+            for invocation in actor._invocations()
+            if not isinstance(invocation.service, Machine)
+        ]
+
+    def _invocations(self) -> tuple[Invocation, ...]:
+        """What this machine has started and waits for; looked up once for each of its snapshots."""
+        children = self.snapshot.children
+        known, found = self._known
+        if known is not children:
+            found = tuple(
+                self._invocation_of(name, child)
+                for name, child in children.items()
+                if child.status == "active"
+            )
+            self._known = children, found
+        return found
 
     def timers(self) -> list[AgentAction]:
         """Every pending timer and delayed send, the earliest first."""
@@ -339,18 +360,17 @@ class Stepper(InterpreterBase):
 
     def _revive(self, restored: Snapshot) -> None:
         """Take up the snapshot as it is: nothing is started again, nothing was interrupted."""
-        for name, child in restored.children.items():
-            if child.status != "active":
-                continue
-            invocation = self._invocation_of(name, child)
+        for invocation in self._invocations():
             service = invocation.service
             if not isinstance(service, Machine):
                 self._start_service(invocation)
-            elif child.snapshot is None:
+                continue
+            saved = restored.children[invocation.id].snapshot
+            if saved is None:
                 error = ServiceInterruptedError("the child's snapshot was not kept")
-                self._accept(failed(child.key, error), ENGINE)
+                self._accept(failed(invocation.key, error), ENGINE)
             else:
-                self._restore_actor(invocation, service, child.snapshot, self.trusted)
+                self._restore_actor(invocation, service, saved, self.trusted)
 
     def _start_service(self, invocation: Invocation) -> None:
         """A service rests; one that has nothing to ask for ends at once."""
@@ -361,54 +381,11 @@ class Stepper(InterpreterBase):
                 self._settle_child(invocation, output, None)
 
     def _perform(self, effects: Iterable[Any], event: AnyEvent) -> None:
-        effects = tuple(effects)
-        for effect in effects:
-            action = self._action(effect)
-            if action is not None:
-                self.tape.actions.append(action)
+        self.tape.performed.append((self.id, self.prefix, self.snapshot, effects))
         super()._perform(effects, event)
 
-    def _action(self, effect: Any) -> AgentAction | None:
-        snapshot = self.snapshot
-        kind = type(effect)
-        if kind is ScheduleTimer:
-            timer = snapshot.timers.get(effect.id)
-            return timer and AgentAction("timer", self.id, effect.id, timer.due_at)
-        if kind is Send:
-            send = snapshot.sends.get(effect.id) if effect.delay else None
-            return send and AgentAction("timer", self.id, effect.id, send.due_at)
-        if kind is CancelTimer or kind is CancelSend:
-            return AgentAction("cancel", self.id, effect.id)
-        if kind is StartService or kind is Spawn:
-            return self._started(effect)
-        if kind is StopService:
-            return AgentAction("stop", self.id, self.prefix + effect.id)
-        if kind is Emit:
-            return AgentAction("emit", self.id, effect.event.type, value=dict(effect.event.payload))
-        if kind is Log:
-            return AgentAction("log", self.id, effect.label, value=effect.value)
-        return None
-
-    def _started(self, effect: Any) -> AgentAction | None:
-        """A service that is no request and no machine, so that the host performs it."""
-        child = self.snapshot.children.get(effect.id)
-        if child is None or child.status != "active":
-            return None
-        service = self._service_of(effect.id, child)
-        if isinstance(service, Machine) or hasattr(service, "step_requests"):
-            return None
-        return AgentAction(
-            "start", self.id, self.prefix + child.key, src=child.src, value=child.input
-        )
-
-    def _service_of(self, name: str, child: Child) -> Any:
-        service = self.logic.services.get(child.src)
-        if service is None and child.state_id:
-            service = self._written(StartService(name, child.src, child.state_id))
-        return service
-
     def _invocation_of(self, name: str, child: Child) -> Invocation:
-        service = self._service_of(name, child)
+        service = _service_of(self.machine, name, child)
         src, key, _, given, _, _, state_id = child
         return _new(Invocation, (name, key, src, service, state_id or None, None, given))
 
@@ -423,3 +400,44 @@ class Stepper(InterpreterBase):
         if verdict is not _NOTHING:
             tape.verdicts[number] = (self._hook, event, verdict)
         return verdict
+
+
+def _action(agent: str, prefix: str, snapshot: Snapshot, effect: Any) -> AgentAction | None:
+    """What an effect asks of the host; ``snapshot`` is the one that came with it."""
+    kind = type(effect)
+    if kind is ScheduleTimer:
+        timer = snapshot.timers.get(effect.id)
+        return timer and AgentAction("timer", agent, effect.id, timer.due_at)
+    if kind is Send:
+        send = snapshot.sends.get(effect.id) if effect.delay else None
+        return send and AgentAction("timer", agent, effect.id, send.due_at)
+    if kind is CancelTimer or kind is CancelSend:
+        return AgentAction("cancel", agent, effect.id)
+    if kind is StartService or kind is Spawn:
+        return _started(agent, prefix, snapshot, effect.id)
+    if kind is StopService:
+        return AgentAction("stop", agent, prefix + effect.id)
+    if kind is Emit:
+        return AgentAction("emit", agent, effect.event.type, value=dict(effect.event.payload))
+    if kind is Log:
+        return AgentAction("log", agent, effect.label, value=effect.value)
+    return None
+
+
+def _started(agent: str, prefix: str, snapshot: Snapshot, name: str) -> AgentAction | None:
+    """A service that is no request and no machine, so that the host performs it."""
+    child = snapshot.children.get(name)
+    if child is None or child.status != "active":
+        return None
+    service = _service_of(snapshot.machine, name, child)
+    if isinstance(service, Machine) or hasattr(service, "step_requests"):
+        return None
+    return AgentAction("start", agent, prefix + child.key, src=child.src, value=child.input)
+
+
+def _service_of(machine: Machine, name: str, child: Child) -> Any:
+    services = getattr(machine.logic, "services", None) or {}
+    service = services.get(child.src)
+    if service is None and child.state_id:
+        service = written_service(machine, StartService(name, child.src, child.state_id))
+    return service

@@ -54,7 +54,7 @@ from guardchart.runtime._plugins import contained
 from guardchart.runtime._services import Invocation
 from guardchart.runtime._steps import InterpreterSteps
 
-__all__ = ["InterpreterBase"]
+__all__ = ["InterpreterBase", "written_service"]
 
 _LOG = logging.getLogger("guardchart")
 _MAX_DEPTH: Final = 32
@@ -178,7 +178,7 @@ class InterpreterBase(InterpreterSteps):
             if child is None or child.key != key:
                 continue
             effect = StartService(name, child.src, child.state_id)
-            service = self.logic.services.get(child.src) or self._written(effect)
+            service = self.logic.services.get(child.src) or written_service(self.machine, effect)
             if again is not None and again(service):
                 self._start(name, service, child.state_id or None, InitEvent())
                 continue
@@ -266,7 +266,8 @@ class InterpreterBase(InterpreterSteps):
                 return
             kind = type(effect)
             if kind is StartService:
-                service = self.logic.services.get(effect.src) or self._written(effect)
+                service = self.logic.services.get(effect.src)
+                service = service or written_service(self.machine, effect)
                 self._start(effect.id, service, effect.state_id, event)
             elif kind is StopService:
                 self._stop_child(effect.id)
@@ -283,14 +284,6 @@ class InterpreterBase(InterpreterSteps):
             elif kind is Log:
                 _LOG.info("%s: %s", self.id, effect.label)
             # Timers and delayed sends are read from the snapshot.
-
-    def _written(self, effect: StartService) -> Any:
-        """A service that stands in the chart itself, in place of a name."""
-        node = self.machine.nodes.get(effect.state_id)
-        for each in () if node is None else node.invokes:
-            if each.id == effect.id and not isinstance(each.spec.src, str):
-                return each.service
-        return None
 
     def _start(self, name: str, service: Any, state_id: str | None, event: AnyEvent) -> None:
         snapshot = self._snapshot
@@ -593,6 +586,15 @@ class InterpreterBase(InterpreterSteps):
     def quiet(self) -> bool:
         """Whether nothing is queued or being processed (services may be in flight)."""
         return not self._queue and not self._driving
+
+
+def written_service(machine: Machine, effect: StartService) -> Any:
+    """A service that stands in the chart itself, in place of a name."""
+    node = machine.nodes.get(effect.state_id)
+    for each in () if node is None else node.invokes:
+        if each.id == effect.id and not isinstance(each.spec.src, str):
+            return each.service
+    return None
 
 
 def _reporter(invocation: Invocation) -> Any:
