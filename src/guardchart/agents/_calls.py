@@ -148,25 +148,32 @@ class PendingCalls:
         self.context = context
         self.entries = pending_entries(context)
         self.calls = calls_of(self.entries)
-        self.verdicts: list[Verdict] = []
+        self._verdicts: list[Verdict] | None = None
         self.rows: list[Any] = [None] * len(self.calls)
         self.results: dict[int, CallResult] = {}
+        self._recalled = False
         self._groups: tuple[list[int], list[int]] | None = None
 
     # Who they are
 
-    def judge(self) -> None:
+    def judge(self) -> list[Verdict]:
         """Judge every call by checks 1 to 5, in the state as it is now; pure.
 
         Whether an id was spent before was asked when the calls were proposed, which spent it.
         """
-        self.verdicts = assess(
+        self._verdicts = assess(
             self.calls,
             self.registry,
             allowed_tools(None if self.scope is None else self.scope.node),
             max_tool_calls=self.max_tool_calls,
             context=self.context,
         )
+        return self._verdicts
+
+    @property
+    def verdicts(self) -> list[Verdict]:
+        """What was judged of each call; they are judged now where nobody has asked yet."""
+        return self.judge() if self._verdicts is None else self._verdicts
 
     def prepare(self) -> None:
         """Judge every call and look up its row, before any of them runs.
@@ -199,16 +206,9 @@ class PendingCalls:
                 raise self._denial(TamperedError(_shown(verdict)))
 
     def recall(self, results: Mapping[int, CallResult]) -> None:
-        """Take up what is known of some calls, and judge them if any is left; asks no ledger."""
+        """Take up what is known of some calls; asks no ledger."""
         self.results.update(results)
-        if len(self.results) == len(self.calls):
-            return
-        self.judge()
-        # A call without a result is told its row's word, if it has one.
-        self.rows = [
-            True if verdict.needs_row or "row_id" in entry else None
-            for verdict, entry in zip(self.verdicts, self.entries, strict=True)
-        ]
+        self._recalled = True
 
     def _take_up_edits(self) -> None:
         """Turn to the edit of a call that had run, where its row vouches for the note."""
@@ -244,6 +244,8 @@ class PendingCalls:
         results = self.results
         if len(results) == len(self.calls):
             return []
+        if len(self.calls) == 1:  # alone, it waits for nobody
+            return [0]
         if self._groups is None:
             writers = [index for index in range(len(self.calls)) if self.ordered(index)]
             readers = [index for index in range(len(self.calls)) if index not in writers]
@@ -361,17 +363,21 @@ class PendingCalls:
             result = self.results.get(index)
             if result is not None and result.status != _BROKEN:
                 told.append({"tool_call_id": call.id, "content": result.text})
-            elif result is None and self.rows[index] is None:
+            elif result is None and not self._has_row(index):
                 told.append({"tool_call_id": call.id, "content": default})
         return told
+
+    def _has_row(self, index: int) -> bool:
+        """Whether a call's row has the word on it; only `prepare` has looked the rows up."""
+        if not self._recalled:
+            return self.rows[index] is not None
+        return self.verdicts[index].needs_row or "row_id" in self.entries[index]
 
     def _denial(self, error: ToolDeniedError) -> ToolDeniedError:
         error.results = self._told(f"refused: {error.reason}")
         return error
 
     def _shown(self, index: int) -> str:
-        if not self.verdicts:  # none was left to be judged
-            self.judge()
         return _shown(self.verdicts[index])
 
     def _timeout_s(self, index: int) -> float:

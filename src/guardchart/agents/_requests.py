@@ -6,16 +6,17 @@ JSON (``to_json``, `request_from_json`) is what a durable host records.
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Protocol, Self, TypeAlias
 
 from pydantic import ConfigDict, Field, PrivateAttr, model_serializer
 
 from guardchart.agents._messages import Message
 from guardchart.agents._models import ModelResponse, Usage
-from guardchart.agents._parts import AgentMessage, messages_from_compact
+from guardchart.agents._parts import AgentMessage
 from guardchart.agents._wire import Wire
 from guardchart.errors import AgentConfigError, AgentError
 
@@ -37,6 +38,7 @@ __all__ = [
     "DecisionFailure",
     "Generated",
     "LoopTextRequest",
+    "LoopToolRequest",
     "ModelRequest",
     "as_generated",
     "call_executor",
@@ -109,67 +111,6 @@ class AgentTextRequest(ModelRequest):
     tools: list[dict[str, Any]] = Field(default_factory=list)
     output_schema: dict[str, Any] | None = None
     stream: bool = False
-
-
-class LoopTextRequest(AgentTextRequest):
-    """A tool loop's model call as a request; conversation and tools are made when looked at.
-
-    Every step has one, and a host that only executes it with the loop's own model never looks.
-    """
-
-    _compact: Any = PrivateAttr(default=tuple)
-    _schemas: Any = PrivateAttr(default=list)
-
-    @classmethod
-    def made(
-        cls,
-        compact: Callable[[], Sequence[Message]],
-        schemas: Callable[[], list[dict[str, Any]]],
-        **fields: Any,
-    ) -> LoopTextRequest:
-        """A request of fields that need no check, and what gives conversation and tools."""
-        global _BLANK
-        if _BLANK is None:
-            _BLANK = cls.model_construct(id="")
-            del _BLANK.__dict__["messages"], _BLANK.__dict__["tools"]
-        # A copy takes a tenth of the time that filling in each default does.
-        request = _BLANK.__copy__()
-        request.__dict__.update(fields)
-        request.__pydantic_fields_set__.update(fields)
-        request._compact, request._schemas = compact, schemas
-        return request
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            if name == "tools":
-                found = self.__dict__["tools"] = self._schemas()
-                return found
-            if name != "messages":
-                return super().__getattr__(name)
-            try:
-                found = self.__dict__["messages"] = messages_from_compact(self._compact())
-            except (AttributeError, KeyError, TypeError, ValueError) as error:
-                # A restored context may hold anything.
-                raise AgentError("the context's messages are no conversation") from error
-            return found
-
-    @model_serializer(mode="wrap")
-    def _written(self, handler: Any) -> dict[str, Any]:
-        return AgentTextRequest.model_construct(**self._fields()).model_dump(mode="json")
-
-    def _fields(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in AgentTextRequest.model_fields}
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, AgentTextRequest):
-            return NotImplemented
-        return self.to_json() == other.to_json()
-
-    __hash__ = None  # type: ignore[assignment]
-
-
-_BLANK: LoopTextRequest | None = None
 
 
 class AgentEventDescriptor(Wire):
@@ -294,6 +235,68 @@ class AgentToolRequest(Wire):
     needs_approval: bool = False
     timeout_s: float = 0.0
     _origin: Any = PrivateAttr(default=None)
+
+
+class _Made(Wire):
+    """A request of the tool loop; some of its fields are made when somebody looks at them.
+
+    Every step has one, and a host that only executes it never looks.
+    """
+
+    _PLAIN: ClassVar[type[Wire]]
+    _LATE: ClassVar[frozenset[str]]
+    _late: Any = PrivateAttr(default=None)
+
+    @classmethod
+    def made(cls, late: Callable[[str], Any], **fields: Any) -> Self:
+        """A request of fields that need no check, and what makes the late ones by their name."""
+        request = cls.__new__(cls)
+        # What a pydantic model is made of; its own constructors take ten times as long.
+        object.__setattr__(request, "__dict__", _defaults(cls) | fields)
+        object.__setattr__(request, "__pydantic_fields_set__", set(fields))
+        object.__setattr__(request, "__pydantic_extra__", None)
+        object.__setattr__(request, "__pydantic_private__", {"_origin": None, "_late": late})
+        return request
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            if name not in self._LATE:
+                return super().__getattr__(name)
+            found = self.__dict__[name] = self._late(name)
+            return found
+
+    @model_serializer(mode="wrap")
+    def _written(self, handler: Any) -> dict[str, Any]:
+        fields = {name: getattr(self, name) for name in self._PLAIN.model_fields}
+        return self._PLAIN.model_construct(**fields).model_dump(mode="json")
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, self._PLAIN):
+            return NotImplemented
+        return self.to_json() == other.to_json()
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+@functools.cache
+def _defaults(cls: type[_Made]) -> dict[str, Any]:
+    late = cls._LATE
+    return {name: each.default for name, each in cls.model_fields.items() if name not in late}
+
+
+class LoopTextRequest(_Made, AgentTextRequest):
+    """A tool loop's model call as a request; conversation and tools are made late."""
+
+    _PLAIN = AgentTextRequest
+    _LATE = frozenset({"messages", "tools"})
+
+
+class LoopToolRequest(_Made, AgentToolRequest):
+    """A call of a tool loop as a request; what the gate says of it is asked late."""
+
+    _PLAIN = AgentToolRequest
+    _LATE = frozenset({"digest", "side_effect", "needs_approval", "timeout_s"})
 
 
 class AgentUserInput(Wire):

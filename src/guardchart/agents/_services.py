@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -13,8 +12,9 @@ from guardchart.agents._calls import CallResult, PendingCalls
 from guardchart.agents._context import pending_entries, request_messages
 from guardchart.agents._models import ModelCall, ModelResponse, Usage, is_async_model
 from guardchart.agents._observe import chunk_listener, watch_model
+from guardchart.agents._parts import messages_from_compact
 from guardchart.agents._recorded import load_failure, load_turn, plain
-from guardchart.agents._requests import AgentToolRequest, LoopTextRequest
+from guardchart.agents._requests import LoopTextRequest, LoopToolRequest
 from guardchart.agents._stepper import Fed
 from guardchart.agents._turn import ModelTurn
 from guardchart.errors import AgentError
@@ -88,9 +88,18 @@ class CallModel:
         context = scope.context
         allowed = allowed_tools(scope.node)
         name = getattr(self.model, "name", None)
+
+        def late(name: str) -> Any:
+            if name == "tools":
+                return self.registry.schemas(allowed)
+            try:
+                return messages_from_compact(request_messages(context, None, shared=True))
+            except (AttributeError, KeyError, TypeError, ValueError) as error:
+                # A restored context may hold anything.
+                raise AgentError("the context's messages are no conversation") from error
+
         request = LoopTextRequest.made(
-            functools.partial(request_messages, context, None, shared=True),
-            functools.partial(self.registry.schemas, allowed),
+            late,
             id=id,
             src=scope.invocation.src,
             model=name if isinstance(name, str) else None,
@@ -215,20 +224,23 @@ class RunTool:
         calls.recall(known)
         return [self._request(calls, index, id) for index in calls.ready()]
 
-    def _request(self, calls: PendingCalls, index: int, id: str) -> AgentToolRequest:
-        verdict, entry = calls.verdicts[index], calls.entries[index]
-        tool = verdict.tool
-        return AgentToolRequest(
+    def _request(self, calls: PendingCalls, index: int, id: str) -> LoopToolRequest:
+        call, row_id = calls.calls[index], calls.entries[index].get("row_id")
+
+        def late(name: str) -> Any:
+            verdict = calls.verdicts[index]
+            if name == "timeout_s":
+                return 0.0 if verdict.tool is None else verdict.tool.timeout_s
+            return verdict.needs_row if name == "side_effect" else getattr(verdict, name)
+
+        return LoopToolRequest.made(
+            late,
             id=f"{id}#{index}",
             src="runTool" if calls.scope is None else calls.scope.invocation.src,
-            tool_call_id=calls.calls[index].id,
-            name=calls.calls[index].name,
-            arguments=plain(calls.calls[index].arguments, "an argument"),
-            digest=verdict.digest,
-            row_id=entry["row_id"] if isinstance(entry.get("row_id"), str) else None,
-            side_effect=verdict.needs_row,
-            needs_approval=verdict.needs_approval,
-            timeout_s=0.0 if tool is None else tool.timeout_s,
+            tool_call_id=call.id,
+            name=call.name,
+            arguments=plain(call.arguments, "an argument"),
+            row_id=row_id if isinstance(row_id, str) else None,
         )
 
     def step_result(self, scope: ServiceScope, id: str, data: Any) -> Fed:
