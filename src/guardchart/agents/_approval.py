@@ -76,8 +76,9 @@ def _contexts(
         return
     if isinstance(source, Snapshot):
         yield agent_id, source.context
-        below = {name: child.snapshot for name, child in source.children.items()}
-        yield from _saved(below, agent_id or source.machine.id, depth)
+        below = {n: c.snapshot for n, c in source.children.items() if c.snapshot is not None}
+        if below:
+            yield from _saved(below, agent_id or source.machine.id, depth)
     elif not isinstance(source, Mapping):
         # An interpreter knows its actors; of a result the context does.
         yield from _contexts(source.context, agent_id, depth + 1)

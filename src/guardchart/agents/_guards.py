@@ -9,7 +9,7 @@ from guardchart.agents._context import pending_entries, prompt_of, shown_item
 from guardchart.agents._models import ModelResponse
 from guardchart.agents._retry import RetryPolicy
 from guardchart.agents._structured import OutputCheck
-from guardchart.agents._turn import Decided, ModelTurn
+from guardchart.agents._turn import Decided, ModelTurn, assessed_turn
 from guardchart.errors import ToolDeniedError
 from guardchart.gate import (
     DecisionRefused,
@@ -77,26 +77,19 @@ class LoopGuards:
 
     def assessed(self, turn: ModelResponse, context: Mapping[str, Any], node: Any) -> ModelTurn:
         """The turn with one verdict per call, for the state that asked for it."""
-        if isinstance(turn, ModelTurn) and not turn.tool_calls and turn.verdicts == ():
-            return turn
-        verdicts: list[Verdict] = []
-        if turn.tool_calls:
-            verdicts = assess(
-                turn.tool_calls,
-                self.registry,
-                allowed_tools(node),
-                spent_ids=_texts(context.get("spent_call_ids")),
-                max_tool_calls=self.max_tool_calls,
-                context=context,
-            )
-        return ModelTurn(
-            turn.text,
+        return assessed_turn(turn, self.verdicts(turn, context, node))
+
+    def verdicts(self, turn: ModelResponse, context: Mapping[str, Any], node: Any) -> list[Verdict]:
+        """One verdict per call, for the state that asked for it."""
+        if not turn.tool_calls:
+            return []
+        return assess(
             turn.tool_calls,
-            turn.usage,
-            turn.model,
-            turn.finish_reason,
-            verdicts=tuple(verdicts),
-            charged=getattr(turn, "charged", False),
+            self.registry,
+            allowed_tools(node),
+            spent_ids=_texts(context.get("spent_call_ids")),
+            max_tool_calls=self.max_tool_calls,
+            context=context,
         )
 
     def tool_allowed(self, context: Mapping[str, Any], event: Any) -> bool:

@@ -22,7 +22,7 @@ from guardchart.agents._context import (
 from guardchart.agents._guards import LoopGuards
 from guardchart.agents._models import ModelResponse
 from guardchart.agents._services import CallModel
-from guardchart.agents._turn import Decided, ModelTurn
+from guardchart.agents._turn import Decided, ModelTurn, assessed_turn
 from guardchart.errors import LedgerError, ToolDeniedError
 from guardchart.gate import (
     DecisionRefused,
@@ -35,7 +35,18 @@ from guardchart.gate import (
     read_decisions,
 )
 from guardchart.gate._approvals import HUMAN_EVENTS, named_calls, other_name
-from guardchart.kernel import EngineEvent, Event, Snapshot, can, done, failed, fired, transition
+from guardchart.kernel import (
+    Child,
+    EngineEvent,
+    Event,
+    Snapshot,
+    StateNode,
+    can,
+    done,
+    failed,
+    fired,
+    transition,
+)
 from guardchart.persistence import Decision
 from guardchart.runtime import BeforeStep, Host
 
@@ -119,8 +130,7 @@ class LedgerHook:
     def judged(self, snapshot: Snapshot, event: EngineEvent) -> ModelTurn:
         """The turn a completion brings, its calls assessed for the state that asked; pure."""
         child = snapshot.children.get(event.key.rpartition("@")[0])
-        node = None if child is None else snapshot.machine.nodes.get(child.state_id)
-        return self._guards.assessed(event.value, snapshot.context, node)
+        return self._guards.assessed(event.value, snapshot.context, _node_of(snapshot, child))
 
     def _turn(
         self, snapshot: Snapshot, event: EngineEvent, now: float, host: Host
@@ -134,8 +144,9 @@ class LedgerHook:
             or not _asks_model(snapshot, child.src)
         ):
             return None
-        judged = self.judged(snapshot, event)
-        if not judged.tool_calls or not all(each.ok for each in judged.verdicts or ()):
+        verdicts = self._guards.verdicts(turn, snapshot.context, _node_of(snapshot, child))
+        if not verdicts or not all(each.ok for each in verdicts):
+            judged = assessed_turn(turn, verdicts)
             return None if judged is turn else BeforeStep(event=done(event.key, judged))
         batch_no = snapshot.batch_no + 1
         try:
@@ -143,24 +154,16 @@ class LedgerHook:
                 self._ledger(host),
                 host,
                 batch_no,
-                judged.verdicts or (),
+                verdicts,
                 decide_by=int(now + self._human_timeout_ms),
                 use_by=int(now + self._approval_ttl_ms),
                 now=int(now),
             )
         except Exception as error:
-            error.usage = judged.usage  # type: ignore[attr-defined]  # the turn was paid for
+            error.usage = turn.usage  # type: ignore[attr-defined]  # the turn was paid for
             raise
-        proposed = ModelTurn(
-            judged.text,
-            judged.tool_calls,
-            judged.usage,
-            judged.model,
-            judged.finish_reason,
-            verdicts=judged.verdicts,
-            row_ids=tuple(None if row is None else row.id for row in rows),
-            charged=judged.charged,
-        )
+        row_ids = [None if row is None else row.id for row in rows]
+        proposed = assessed_turn(turn, verdicts, row_ids)
         return BeforeStep(event=done(event.key, proposed), batch_no=batch_no)
 
     # A person's decision
@@ -366,6 +369,10 @@ def _items(
         }
         for row, verdict in asked
     ]
+
+
+def _node_of(snapshot: Snapshot, child: Child | None) -> StateNode | None:
+    return None if child is None else snapshot.machine.nodes.get(child.state_id)
 
 
 def _asks_model(snapshot: Snapshot, src: str) -> bool:

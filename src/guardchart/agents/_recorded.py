@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from guardchart.agents._budgets import clamp_usage
 from guardchart.agents._models import ModelResponse, Usage
 from guardchart.agents._requests import DecisionAttempt
-from guardchart.agents._turn import Decided, ModelTurn
+from guardchart.agents._turn import Decided, ModelTurn, assessed_turn, charged_turn
 from guardchart.errors import (
     AgentError,
     DecisionExhaustedError,
@@ -41,7 +41,6 @@ __all__ = [
 ]
 
 _MAX_DEPTH: Final = 64
-_TEXT: Final = frozenset({str})
 _AS_IT_IS: Final = frozenset({str, bool, int, type(None)})
 
 
@@ -52,9 +51,7 @@ def plain(value: Any, what: str, depth: int = 0) -> Any:
         AgentError: Something in it is not JSON; ``what`` names it, the value is not shown.
     """
     kind = type(value)
-    if kind in _AS_IT_IS:
-        return value
-    if kind is float and math.isfinite(value):
+    if kind in _AS_IT_IS or (kind is float and math.isfinite(value)):
         return value
     if depth > _MAX_DEPTH:
         raise AgentError(f"{what} is nested too deeply to be recorded")
@@ -62,19 +59,25 @@ def plain(value: Any, what: str, depth: int = 0) -> Any:
         to_json = getattr(value, "to_json", None)
         value = to_json() if callable(to_json) else value.model_dump(mode="json")
     # Loops, as a comprehension would cost each call of this function its closure.
-    if kind is dict or isinstance(value, Mapping):
-        if _TEXT.issuperset(map(type, value)):
-            copied = {}
-            for key, each in value.items():
-                copied[key] = each if type(each) in _AS_IT_IS else plain(each, what, depth + 1)
-            return copied
-    elif isinstance(value, list | tuple):
+    if kind is dict or (kind is not list and isinstance(value, Mapping)):
+        for key in value:
+            if type(key) is not str:
+                raise _no_json(value, what)
+        copied = {}
+        for key, each in value.items():
+            copied[key] = each if type(each) in _AS_IT_IS else plain(each, what, depth + 1)
+        return copied
+    if kind is list or isinstance(value, list | tuple):
         listed = []
         for each in value:
             copy = each if type(each) in _AS_IT_IS else plain(each, what, depth + 1)
             listed.append(copy)
         return listed
-    raise AgentError(
+    raise _no_json(value, what)
+
+
+def _no_json(value: Any, what: str) -> AgentError:
+    return AgentError(
         f"{what} holds a {type(value).__name__}, which no log can keep; return JSON types or a "
         "pydantic model"
     )
@@ -159,23 +162,21 @@ def dump_turn(turn: ModelResponse) -> dict[str, Any]:
     }
 
 
-def load_turn(data: Any) -> ModelResponse:
-    """The answer that JSON types describe; a text alone is a final answer.
+def load_turn(data: Any) -> ModelTurn:
+    """The answer that JSON types describe, as the loop's service returns it; a text is final.
 
     Raises:
         AgentError: It describes none.
     """
-    if isinstance(data, ModelResponse):
-        return data
     if data is None or isinstance(data, str):
-        return ModelResponse(data)
+        return charged_turn(data, (), Usage(), None)
     if not isinstance(data, Mapping):
         raise AgentError("a model's turn is a text, a ModelResponse, or a mapping made of one")
     calls = data.get("tool_calls") or ()
     model = data.get("model")
     if not isinstance(calls, list | tuple) or not all(_is_call(each) for each in calls):
         raise AgentError("tool_calls is a list of {'id', 'name', 'arguments'}")
-    return ModelResponse(
+    return charged_turn(
         data.get("text"),
         tuple(ToolCall(each["id"], each["name"], dict(each["arguments"])) for each in calls),
         load_usage(data.get("usage")),
@@ -282,15 +283,4 @@ def _recall_engine(
     if "row_ids" not in said:
         return done(key, said["output"])
     turn = judged(came.value)
-    return done(
-        key,
-        ModelTurn(
-            turn.text,
-            turn.tool_calls,
-            turn.usage,
-            turn.model,
-            verdicts=turn.verdicts,
-            row_ids=tuple(said["row_ids"]),
-            charged=turn.charged,
-        ),
-    )
+    return done(key, assessed_turn(turn, turn.verdicts or (), said["row_ids"]))

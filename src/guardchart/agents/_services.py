@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from guardchart.agents._budgets import add_usage, clamp_usage
+from guardchart.agents._budgets import add_usage
 from guardchart.agents._calls import CallResult, PendingCalls
 from guardchart.agents._context import pending_entries, request_messages
 from guardchart.agents._models import ModelCall, ModelResponse, Usage, is_async_model
@@ -16,7 +16,7 @@ from guardchart.agents._parts import messages_from_compact
 from guardchart.agents._recorded import load_failure, load_turn, plain
 from guardchart.agents._requests import LoopTextRequest, LoopToolRequest
 from guardchart.agents._stepper import Fed
-from guardchart.agents._turn import ModelTurn
+from guardchart.agents._turn import ModelTurn, charged_turn
 from guardchart.errors import AgentError
 from guardchart.gate import ToolCall, ToolRegistry, allowed_tools
 from guardchart.runtime import ServiceScope
@@ -109,11 +109,11 @@ class CallModel:
 
     def step_result(self, scope: ServiceScope, id: str, data: Any) -> Fed:
         """What an answer makes of the call: its turn, as if the service had asked itself."""
-        return Fed(_turn(load_turn(data)))
+        return Fed(_read(data))
 
     def step_late(self, data: Any) -> Any:
         """What an answer cost that nobody waits for any more."""
-        return _turn(load_turn(data))
+        return _read(data)
 
     async def _ask(
         self, scope: ServiceScope | None, messages: list[Any], schemas: list[Any]
@@ -147,20 +147,16 @@ def _turn(answer: Any) -> ModelTurn:
         raise AgentError(
             f"a model must return a ModelResponse, not {type(answer).__name__}; see ModelCall"
         )
-    if answer.text is not None and not isinstance(answer.text, str):
-        raise AgentError("a model's text must be a str or None")
     if answer.tool_calls and not all(isinstance(call, ToolCall) for call in answer.tool_calls):
         raise AgentError("a model's tool_calls must be ToolCall objects")
-    return ModelTurn(
-        answer.text,
-        answer.tool_calls,
-        clamp_usage(answer.usage),
-        answer.model,
-        answer.finish_reason,
-        # Without calls there is nothing to assess.
-        verdicts=None if answer.tool_calls else (),
-        charged=True,
+    return charged_turn(
+        answer.text, answer.tool_calls, answer.usage, answer.model, answer.finish_reason
     )
+
+
+def _read(data: Any) -> ModelTurn:
+    """The turn of a result that a host brings."""
+    return _turn(data) if isinstance(data, ModelResponse) else load_turn(data)
 
 
 def _usage(outcome: Any) -> Usage:

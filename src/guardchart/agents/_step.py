@@ -112,16 +112,15 @@ class AgentStep:
         tape: Tape,
         left: Stepper,
     ) -> None:
-        vars(self).update(
-            snapshot=origin.snapshot,
-            requests=requests,
-            receipt=receipt,
-            at_ms=at_ms,
-            _origin=origin,
-            _record=record,
-            _tape=tape,
-            _left=left,
-        )
+        fields = vars(self)
+        fields["snapshot"] = origin.snapshot
+        fields["requests"] = requests
+        fields["receipt"] = receipt
+        fields["at_ms"] = at_ms
+        fields["_origin"] = origin
+        fields["_record"] = record
+        fields["_tape"] = tape
+        fields["_left"] = left
 
     @property
     def done(self) -> bool:

@@ -73,6 +73,8 @@ class AgentAction(NamedTuple):
 class FixedClock:
     """A clock that shows the time of one step."""
 
+    __slots__ = ("_now_ms",)
+
     simulated = True
 
     def __init__(self, now_ms: float) -> None:
@@ -246,17 +248,17 @@ class Stepper(InterpreterBase):
 
     def waiting(self) -> list[Waiting]:
         """The services that wait for a result, here and below, in the order they were started."""
-        return [
-            _new(Waiting, (actor.prefix + invocation.key, actor, invocation))
-            for actor in self.tree()
-            if actor._state == "running"
-            for invocation in actor._invocations()
-            if not isinstance(invocation.service, Machine)
-        ]
+        found = []
+        for actor in self.tree():
+            for invocation in actor._invocations() if actor._state == "running" else ():
+                if not isinstance(invocation.service, Machine):
+                    fields = (actor.prefix + invocation.key, actor, invocation)
+                    found.append(_new(Waiting, fields))
+        return found
 
     def _invocations(self) -> tuple[Invocation, ...]:
         """What this machine has started and waits for; looked up once for each of its snapshots."""
-        children = self.snapshot.children
+        children = self.snapshot[4].children
         known, found = self._known
         if known is not children:
             found = tuple(

@@ -8,15 +8,17 @@ event itself, so that guards and actions stay pure.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from guardchart.agents._budgets import clamp_usage
 from guardchart.agents._models import ModelResponse
-from guardchart.gate import Verdict
+from guardchart.errors import AgentError
+from guardchart.gate import ToolCall, Verdict
 from guardchart.kernel import Event
 
-__all__ = ["Decided", "ModelTurn", "outcomes_of"]
+__all__ = ["Decided", "ModelTurn", "assessed_turn", "charged_turn", "outcomes_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,50 @@ class ModelTurn(ModelResponse):
     verdicts: tuple[Verdict, ...] | None = None
     row_ids: tuple[str | None, ...] = ()
     charged: bool = False
+
+
+def charged_turn(
+    text: Any,
+    tool_calls: Sequence[ToolCall],
+    usage: Any,
+    model: str | None,
+    finish_reason: str | None = None,
+) -> ModelTurn:
+    """A turn whose service charges for it, and whose calls nobody has assessed yet.
+
+    Raises:
+        AgentError: The text is none.
+    """
+    if text is not None and not isinstance(text, str):
+        raise AgentError("a model's text must be a str or None")
+    return ModelTurn(
+        text,
+        tool_calls,
+        clamp_usage(usage),
+        model,
+        finish_reason,
+        # Without calls there is nothing to assess.
+        verdicts=None if tool_calls else (),
+        charged=True,
+    )
+
+
+def assessed_turn(
+    turn: ModelResponse, verdicts: Iterable[Verdict], row_ids: Iterable[str | None] = ()
+) -> ModelTurn:
+    """The turn with what the gate said of its calls, and the ledger's rows of them."""
+    if isinstance(turn, ModelTurn) and not turn.tool_calls and turn.verdicts == ():
+        return turn
+    return ModelTurn(
+        turn.text,
+        turn.tool_calls,
+        turn.usage,
+        turn.model,
+        turn.finish_reason,
+        verdicts=tuple(verdicts),
+        row_ids=tuple(row_ids),
+        charged=getattr(turn, "charged", False),
+    )
 
 
 class Decided(Event):
