@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import operator
 import threading
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
@@ -170,9 +171,10 @@ class _Move:
         """Take everything in, and say where to go on; a ``Command``."""
         settings, visit = self.settings, self.visit
         results = read_key(self.state, settings.results)
-        for result in sorted(results or (), key=self._at):
-            self._fire_until(self._at(result))
-            self._take(result)
+        dated = [(self._at(result), result) for result in results or ()]
+        for at, result in sorted(dated, key=operator.itemgetter(0)):
+            self._fire_until(at)
+            self._take(result, at)
         self._fire_until(self.now)
         if self._comes_too_early(visit.event):
             # It stays in the state, and is taken once the turn is over.
@@ -196,7 +198,7 @@ class _Move:
         if goto != [END]:
             mark_open(written, self.node.state_key)
             visit.remember(written.get(self.node.state_key), self._asked())
-        if APPROVAL in goto or any(isinstance(g, Send) and g.node == APPROVAL for g in goto):
+        if settings.positional == "accept" and any(name == APPROVAL for name, _ in work):
             written[settings.asked] = self.now
         if settings.caches:
             written[SCOPE] = visit.scope
@@ -226,13 +228,12 @@ class _Move:
             self.node.machine, self.snapshot, event, agent=agent, now=now, **self._options()
         )
 
-    def _take(self, result: Any) -> None:
+    def _take(self, result: Any, at: float) -> None:
         """A result of a task, or decisions of a person. State is untrusted: an odd one is not."""
         if not (type(result) is dict or isinstance(result, Mapping)):
             return
         if not self.task.is_own(self.visit, result):
             return
-        at = self._at(result)
         if "decisions" in result:
             for event in self._decided(result):
                 self.receipt = self._note(self._transition(event, at))
@@ -379,6 +380,8 @@ class _Move:
         """Which event began each service that waits: what the service is handed when it runs."""
         settings = self.settings
         known = read_key(self.state, settings.begun)
+        if not known and not self.services:
+            return
         known = dict(known) if isinstance(known, Mapping) else {}
         begun = {ident: known[ident] for ident in self.services if ident in known}
         event = self.visit.event

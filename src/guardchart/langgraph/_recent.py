@@ -38,32 +38,28 @@ class Known(NamedTuple):
 
     Attributes:
         data: The very dict that was written or read.
-        text: What it says, as bytes.
         scope: Whose it is.
         snapshot: What reading it would give.
-        channel: The messages of the channel as the task found them.
+        channel: The messages of the channel.
         compact: The same in compact form.
         requests: What it asks for; None where nobody has looked. What a request was made of is
             judged again when it is executed.
-        held: What the snapshot's context and its services' inputs hold, as bytes.
-        said: What the messages of the channel say, as bytes; None where that has no plain form.
+        text: What the dict, the snapshot and the messages say, as bytes; None where one of them
+            has no plain form.
     """
 
     data: Any
-    text: bytes
     scope: str | None
     snapshot: Snapshot
-    channel: Sequence[Any]
-    compact: Sequence[dict[str, Any]]
+    channel: tuple[Any, ...]
+    compact: tuple[dict[str, Any], ...]
     requests: tuple[Any, ...] | None
-    held: bytes | None
-    said: bytes | None
+    text: bytes | None
 
     @classmethod
     def made(
         cls,
         data: Any,
-        text: bytes,
         scope: str | None,
         snapshot: Snapshot,
         channel: Sequence[Any] = (),
@@ -71,27 +67,23 @@ class Known(NamedTuple):
         requests: tuple[Any, ...] | None = None,
     ) -> Known:
         """What is known from now on."""
-        kept, held = tuple(channel), _held(snapshot)
-        return cls(data, text, scope, snapshot, kept, compact, requests, held, _said(kept))
+        text = _said(data, snapshot, channel)
+        if text is None and channel:
+            # A part of a message that no checkpoint's format has: such a channel is always read.
+            channel = compact = ()
+            text = _said(data, snapshot, channel)
+        return cls(data, scope, snapshot, tuple(channel), tuple(compact), requests, text)
 
     def stands(self) -> bool:
-        """Whether the dict says what was written, and the snapshot what it was written from."""
-        if text_of(self.data) != self.text:
-            return False
-        return self.held is not None and _held(self.snapshot) == self.held
+        """Whether all of it says what it said when it was made."""
+        return self.text is not None and _said(self.data, self.snapshot, self.channel) == self.text
 
-    def told(self, channel: Any) -> Sequence[dict[str, Any]]:
-        """The compact form of a channel's first messages.
-
-        Nothing unless they are the very same, and say the same: one that was edited in place, to
-        take out what no model shall see, is read again.
-        """
+    def told(self, channel: Any) -> tuple[dict[str, Any], ...]:
+        """The compact form of a channel's first messages; none unless they are the very same."""
         known = self.channel
-        if not isinstance(channel, list) or len(channel) < len(known) or self.said is None:
+        if not isinstance(channel, list) or len(channel) < len(known):
             return ()
-        if not all(map(operator.is_, known, channel)) or _said(known) != self.said:
-            return ()
-        return self.compact
+        return self.compact if all(map(operator.is_, known, channel)) else ()
 
 
 def text_of(data: Any) -> bytes | None:
@@ -106,14 +98,12 @@ def text_of(data: Any) -> bytes | None:
         return None
 
 
-def _held(snapshot: Snapshot) -> bytes | None:
+def _said(data: Any, snapshot: Snapshot, channel: Sequence[Any]) -> bytes | None:
     inputs = [each.input for each in snapshot.children.values()]
-    return text_of([snapshot.context.copy(), inputs])
-
-
-def _said(channel: Sequence[Any]) -> bytes | None:
+    # A message that was edited in place, to take out what no model shall see, is another one.
     fields = map(vars, channel)
-    return text_of([(each["content"], each.get("tool_calls")) for each in fields])
+    messages = [(each["content"], each.get("tool_calls")) for each in fields]
+    return text_of((data, snapshot.context.copy(), inputs, messages))
 
 
 class Recent:

@@ -15,6 +15,7 @@ from guardchart.agents._stepper import FixedClock, Stepper, Waiting
 from guardchart.errors import AgentError
 from guardchart.langchain._ask import Show
 from guardchart.langgraph._ledger import DeferredLedger
+from guardchart.langgraph._recent import text_of
 from guardchart.langgraph._visit import Settings, Visit
 from guardchart.runtime import SystemClock
 
@@ -55,7 +56,8 @@ class GraphSettings(NamedTuple):
     Attributes:
         node: What it has in common with ``statechart_node``.
         results: The channel of what tasks hand to ``step``.
-        asked: The channel that holds when the open question was asked, epoch milliseconds.
+        asked: The channel that holds when the open question was asked, epoch milliseconds,
+            where an answer by place may come too soon.
         begun: The channel that holds which event began each service that waits.
         executors: Executors of text requests and decisions.
         per_call: Whether each call is asked about by an interrupt of its own.
@@ -243,7 +245,8 @@ def _storable(value: dict[str, Any]) -> dict[str, Any]:
         AgentError: It has no such form.
     """
     made: dict[str, Any] = plain(value, "the result of a task")
-    if _holds_huge(made):
+    # The serialiser of checkpoints knows at once that there is none, if all the texts are whole.
+    if text_of(made) is None and _holds_huge(made):
         raise AgentError("the result of a task holds an integer beyond 64 bits")
     return made
 

@@ -95,7 +95,7 @@ class _Request(BaseTask):
             return self.requests(visit, ledger)
         if getattr(getattr(visit.runtime, "execution_info", None), "node_attempt", 0) != 1:
             return self.requests(visit, ledger)
-        if snapshot.context.get("messages") != known.snapshot.context.get("messages"):
+        if snapshot is not known.snapshot:
             return self.requests(visit, ledger)
         return known.requests
 

@@ -59,6 +59,7 @@ def close(visit: Visit, interpreter: Any, receipt: Receipt | None) -> Any:
     ):
         snapshot, update = _fitting(visit, interpreter)
         visit.written = snapshot
+        visit.added = update.get(settings.messages_key or "", ())
     if settings.event_key is not None and visit.consumed:
         update[settings.event_key] = None
     if settings.result_to_state is None:

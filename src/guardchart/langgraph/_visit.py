@@ -6,7 +6,7 @@ import dataclasses
 import math
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from langgraph.config import get_config
@@ -32,6 +32,7 @@ from guardchart.kernel import (
     interrupted,
     load,
 )
+from guardchart.langchain._messages import to_compact
 from guardchart.langgraph._messages import SPENT_IDS, Conversation, without
 from guardchart.langgraph._recent import Known, Recent, text_of
 from guardchart.langgraph._reducers import LINEAGE
@@ -104,11 +105,13 @@ class Visit:
         kept: The very message objects the chart starts with.
         known: What an earlier task of this run knew of the snapshot.
         written: The snapshot that is written back, None where none is.
+        added: The messages that are written to the channel.
     """
 
     __slots__ = (
         "_entry",
         "_text",
+        "added",
         "config",
         "consumed",
         "conversation",
@@ -143,6 +146,7 @@ class Visit:
         self.event: Event | None = None
         self.found: dict[str, Any] | None = None
         self.written: Snapshot | None = None
+        self.added: Sequence[Any] = ()
         self.known: Known | None = None
         self.snapshot: Snapshot | None = None
         self.standing: tuple[Snapshot, Stepper] | None = None
@@ -212,15 +216,28 @@ class Visit:
         if self._entry is not None:
             self.snapshot = self.loaded = self._load_snapshot(alone=alone)
         self._converse()
-        if self._text is not None and self.snapshot is not None and not self.rewrite:
-            # The tasks after one that was taken up from a checkpoint find the same object.
-            self._keep(self.found, self._text, self.snapshot)
+        recent, snapshot = self.settings.recent, self.snapshot
+        if recent is None or snapshot is None or self._text is None or self.rewrite:
+            return
+        # The tasks after one that was taken up from a checkpoint find the same object.
+        known = Known.made(self.found, self.scope, snapshot, *self._told())
+        if text_of(self.found) == self._text:
+            recent.keep(known)
 
     def remember(self, data: Any, requests: tuple[Any, ...] | None) -> None:
         """Have the next tasks of this run spared what this one knows of a snapshot it wrote."""
-        text = None if self.written is None or self.settings.recent is None else text_of(data)
-        if text is not None and self.written is not None:
-            self._keep(data, text, self.written, requests)
+        recent, snapshot = self.settings.recent, self.written
+        if recent is None or snapshot is None:
+            return
+        channel, compact = self._told()
+        if self.conversation is not None:
+            channel = [*channel, *self.added]
+            compact = [*compact, *map(to_compact, self.added)]
+            said = snapshot.context.get("messages")
+            if said == compact:
+                # The chart's own: what is the very same is soon compared.
+                compact = said
+        recent.keep(Known.made(data, self.scope, snapshot, channel, compact, requests))
 
     def leave(self) -> None:
         """Have what is known of the snapshot that was found forgotten: no other task reads it."""
@@ -336,6 +353,8 @@ class Visit:
         conversation = Conversation(channel, prompt, told)
         self.conversation = conversation
         if self.snapshot is not None:
+            if known is not None and self.snapshot.context.get("messages") == conversation.before:
+                return
             context = self.snapshot.context | {"messages": conversation.before}
             # What is known from this run has them still.
             if self.known is None and isinstance(context.get(SPENT_IDS), list):
@@ -388,14 +407,10 @@ class Visit:
         self.tampered = self.rewrite = True
         return ended  # type: ignore[no-any-return]
 
-    def _keep(
-        self, data: Any, text: bytes, snapshot: Snapshot, requests: tuple[Any, ...] | None = None
-    ) -> None:
-        recent, conversation = self.settings.recent, self.conversation
-        channel = () if conversation is None else conversation.channel
-        told = () if conversation is None else conversation.told
-        if recent is not None:
-            recent.keep(Known.made(data, text, self.scope, snapshot, channel, told, requests))
+    def _told(self) -> tuple[Sequence[Any], Sequence[dict[str, Any]]]:
+        """The messages of the channel, and the same in compact form."""
+        conversation = self.conversation
+        return ((), ()) if conversation is None else (conversation.channel, conversation.told)
 
     def _check_signature(self) -> None:
         event = self.event
