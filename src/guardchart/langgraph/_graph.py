@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
@@ -176,14 +176,14 @@ def statechart_graph(
         remembers=as_subgraph,
         caches=of_task(cache_policy, MODEL) is not None,
     )
+    present = _present(built)
     graph: StateGraph[Any, Any, Any, Any] = StateGraph(
-        _inner_schema(public, settings, resumes=as_subgraph),
+        _inner_schema(public, settings, present, resumes=as_subgraph),
         context_schema=context_schema,
         input_schema=public,
         output_schema=public,
     )
     tasks = tasks_of(settings)
-    present = _present(built)
     limits = limits_of(settings, cache_policy, timeout)
     for task in (STEP, *present):
         options: dict[str, Any] = dict(limits) if task == MODEL else {}
@@ -325,17 +325,24 @@ def _default_schema(state_key: str, event_key: str, messages_key: str | None) ->
     return TypedDict("StatechartState", fields, total=False)  # type: ignore[operator, no-any-return]
 
 
-def _inner_schema(public: type[Any], settings: GraphSettings, *, resumes: bool) -> type[Any]:
-    """The public state, and the channels that are the graph's own."""
+def _inner_schema(
+    public: type[Any], settings: GraphSettings, present: Container[str], *, resumes: bool
+) -> type[Any]:
+    """The public state, and the channels that are the graph's own.
+
+    LangGraph looks at every channel in every superstep, so that there is none without a use.
+    """
     fields: dict[str, Any] = dict(get_type_hints(public, include_extras=True))
     key = settings.node.state_key
     if resumes and not _has_reducer(fields[key]):
         fields[key] = Annotated[fields[key], resuming_reducer]
     fields[settings.results] = Annotated[list[Any], _gathered]
-    fields[settings.asked] = float
+    if settings.positional == "accept":
+        fields[settings.asked] = float
+    if SERVICE in present:
+        fields[settings.begun] = dict[str, Any]
     if settings.caches:
         fields[SCOPE] = str
-    fields[settings.begun] = dict[str, Any]
     return TypedDict("StatechartGraphState", fields, total=False)  # type: ignore[operator, no-any-return]
 
 
