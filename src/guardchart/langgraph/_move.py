@@ -197,7 +197,7 @@ class _Move:
         visit.leave()
         if goto != [END]:
             mark_open(written, self.node.state_key)
-            visit.remember(written.get(self.node.state_key), self._asked())
+            visit.remember(written.get(self.node.state_key), self._last())
         if settings.positional == "accept" and any(name == APPROVAL for name, _ in work):
             written[settings.asked] = self.now
         if settings.caches:
@@ -362,10 +362,6 @@ class _Move:
     def _requests(self) -> tuple[Any, ...]:
         step = self._last()
         return self.task.requests(self._here(), self.ledger) if step is None else step.requests
-
-    def _asked(self) -> tuple[Any, ...] | None:
-        step = self._last()
-        return None if step is None else step.requests
 
     def _standing(self) -> Stepper:
         step = self._last()

@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple
 
 import ormsgpack
 
+from guardchart.agents import AgentStep
 from guardchart.kernel import Snapshot
 
 __all__ = ["Known", "Recent", "text_of"]
@@ -42,8 +43,8 @@ class Known(NamedTuple):
         snapshot: What reading it would give.
         channel: The messages of the channel.
         compact: The same in compact form.
-        requests: What it asks for; None where nobody has looked. What a request was made of is
-            judged again when it is executed.
+        step: The step that led to it; None where nobody has looked. What its requests were made
+            of is judged again when they are executed.
         text: What the dict, the snapshot and the messages say, as bytes; None where one of them
             has no plain form.
     """
@@ -53,7 +54,7 @@ class Known(NamedTuple):
     snapshot: Snapshot
     channel: tuple[Any, ...]
     compact: tuple[dict[str, Any], ...]
-    requests: tuple[Any, ...] | None
+    step: AgentStep | None
     text: bytes | None
 
     @classmethod
@@ -64,7 +65,7 @@ class Known(NamedTuple):
         snapshot: Snapshot,
         channel: Sequence[Any] = (),
         compact: Sequence[dict[str, Any]] = (),
-        requests: tuple[Any, ...] | None = None,
+        step: AgentStep | None = None,
     ) -> Known:
         """What is known from now on."""
         text = _said(data, snapshot, channel)
@@ -72,7 +73,7 @@ class Known(NamedTuple):
             # A part of a message that no checkpoint's format has: such a channel is always read.
             channel = compact = ()
             text = _said(data, snapshot, channel)
-        return cls(data, scope, snapshot, tuple(channel), tuple(compact), requests, text)
+        return cls(data, scope, snapshot, tuple(channel), tuple(compact), step, text)
 
     def stands(self) -> bool:
         """Whether all of it says what it said when it was made."""

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Final, NamedTuple
 
 from langchain_core.runnables import Runnable, RunnableConfig
 
+from guardchart.agents import AgentStep
 from guardchart.agents._recorded import dump_failure, plain
 from guardchart.agents._step import Origin, requests_of
 from guardchart.agents._stepper import FixedClock, Stepper, Waiting
@@ -162,8 +163,25 @@ class BaseTask:
             clock = self.node.clock
             simulated = clock is not None and clock.simulated
             shown = FixedClock(clock.now_ms()) if simulated else SystemClock()
-            standing = visit.standing = snapshot, self.origin(visit, ledger).opened(shown)
+            step = self.led_here(visit)
+            left = None if step is None else step._left
+            if left is None or left.actors:
+                left = self.origin(visit, ledger).opened(shown)
+            left.clock = shown
+            standing = visit.standing = snapshot, left
         return standing[1]
+
+    def led_here(self, visit: Visit) -> AgentStep | None:
+        """The step that led here, if the conversation is still the one it saw.
+
+        Only once: an executor may have changed its requests in place, so a retry looks anew.
+        """
+        known = visit.known
+        if known is None or known.snapshot is not visit.snapshot:
+            return None
+        if getattr(getattr(visit.runtime, "execution_info", None), "node_attempt", 0) != 1:
+            return None
+        return known.step
 
     def origin(self, visit: Visit, ledger: Any) -> Origin:
         assert visit.snapshot is not None
@@ -179,6 +197,9 @@ class BaseTask:
     def requests(self, visit: Visit, ledger: Any) -> tuple[Any, ...]:
         if visit.snapshot is None:
             return ()
+        step = self.led_here(visit)
+        if step is not None:
+            return step.requests
         return requests_of(self.standing(visit, ledger), self.origin(visit, ledger))
 
     def limit_s(self, visit: Visit, ledger: Any) -> float | None:

@@ -79,25 +79,11 @@ class _Request(BaseTask):
         """The request, and the service that waits for its result."""
         is_dict = type(state) is dict or isinstance(state, Mapping)
         wanted = state.get(ITEM) if is_dict else None
-        for request in self.offered(visit, ledger):
+        for request in self.requests(visit, ledger):
             if request.kind in self.kinds and wanted in (None, request.id):
                 waiting = self.waiting(visit, request.id, ledger)
                 return None if waiting is None else (request, waiting)
         return None
-
-    def offered(self, visit: Visit, ledger: Any) -> tuple[Any, ...]:
-        """What the step that led here asked for, if the conversation is still the one it saw.
-
-        Only once: an executor may have changed it in place, so a retry gets one of its own.
-        """
-        known, snapshot = visit.known, visit.snapshot
-        if known is None or known.requests is None or snapshot is None:
-            return self.requests(visit, ledger)
-        if getattr(getattr(visit.runtime, "execution_info", None), "node_attempt", 0) != 1:
-            return self.requests(visit, ledger)
-        if snapshot is not known.snapshot:
-            return self.requests(visit, ledger)
-        return known.requests
 
 
 class _Model(_Request):

@@ -14,7 +14,7 @@ from langgraph.errors import GraphBubbleUp
 from langgraph.runtime import Runtime, get_runtime
 from langgraph.types import interrupt
 
-from guardchart.agents import WAITING_STATES, pending_approval
+from guardchart.agents import WAITING_STATES, AgentStep, pending_approval
 from guardchart.agents._charts import saved_children, waits
 from guardchart.agents._stepper import Stepper
 from guardchart.errors import (
@@ -224,7 +224,7 @@ class Visit:
         if text_of(self.found) == self._text:
             recent.keep(known)
 
-    def remember(self, data: Any, requests: tuple[Any, ...] | None) -> None:
+    def remember(self, data: Any, step: AgentStep | None) -> None:
         """Have the next tasks of this run spared what this one knows of a snapshot it wrote."""
         recent, snapshot = self.settings.recent, self.written
         if recent is None or snapshot is None:
@@ -237,7 +237,7 @@ class Visit:
             if said == compact:
                 # The chart's own: what is the very same is soon compared.
                 compact = said
-        recent.keep(Known.made(data, self.scope, snapshot, channel, compact, requests))
+        recent.keep(Known.made(data, self.scope, snapshot, channel, compact, step))
 
     def leave(self) -> None:
         """Have what is known of the snapshot that was found forgotten: no other task reads it."""
