@@ -46,12 +46,15 @@ class Conversation:
     ) -> None:
         if channel is None:
             channel = ()
-        if isinstance(channel, str) or not isinstance(channel, Sequence):
+        if type(channel) is not list and (
+            isinstance(channel, str) or not isinstance(channel, Sequence)
+        ):
             raise AgentConfigError(
                 "messages_key: the channel must hold a list of messages; "
                 "declare it as Annotated[list, add_messages]"
             )
         self.channel, self.told = _compacted(channel, told)
+        self._found: tuple[str, list[tuple[str, dict[str, Any]]]] | None = None
         self.before = list(self.told)
         last = self.before[-1] if self.before else None
         self.prompted = (
@@ -98,24 +101,34 @@ class Conversation:
 
     def call_ids(self, run: str | None, added: Sequence[BaseMessage] = ()) -> list[str]:
         """The ids of the calls that this run has put into the channel, oldest first."""
-        prefix = f"{run or ''}-"
         found = [
             call["id"]
-            for message, compact in zip(self.channel, self.before, strict=False)
-            if "tool_calls" in compact and (message.id or "").startswith(prefix)
+            for _, compact in self._of_run(run or "")
+            if "tool_calls" in compact
             for call in compact["tool_calls"]
         ]
         said = [each for each in added if isinstance(each, AIMessage)]
         return [*found, *(call["id"] or "" for each in said for call in each.tool_calls)]
 
     def _last_number(self, run: str) -> int:
-        prefix, last = f"{run}-", 0
-        ids = [message.id for message in self.channel]
-        for own in [each for each in ids if each and each.startswith(prefix)]:
-            tail = own[len(prefix) :]
+        last = 0
+        for tail, _ in self._of_run(run):
             if tail.isascii() and tail.isdigit() and len(tail) < 16:
                 last = max(last, int(tail))
         return last
+
+    def _of_run(self, run: str) -> list[tuple[str, dict[str, Any]]]:
+        """The messages of a run in compact form, each with its id's tail."""
+        if self._found is None or self._found[0] != run:
+            prefix = f"{run}-"
+            ids = [message.id for message in self.channel]
+            found = [
+                (ident[len(prefix) :], compact)
+                for ident, compact in zip(ids, self.told, strict=True)
+                if ident and ident.startswith(prefix)
+            ]
+            self._found = run, found
+        return self._found[1]
 
 
 def without(ids: Sequence[Any], told: Collection[str]) -> list[Any]:
