@@ -409,6 +409,13 @@ def test_a_rejection_runs_nothing_and_the_model_is_told_why() -> None:
 
 
 @pytest.mark.gate
+def test_a_graph_has_no_channel_without_a_use() -> None:
+    own = {"xsm_results", "xsm_asked", "xsm_begun"}
+    assert own & set(made([SAY], Refunds()).channels) == {"xsm_results"}
+    accepting = made([SAY], Refunds(), positional="accept")
+    assert own & set(accepting.channels) == {"xsm_results", "xsm_asked"}
+
+
 def test_an_answer_by_place_counts_only_where_it_is_accepted_and_not_too_soon() -> None:
     refunds = Refunds()
     graph = made([REFUND, SAY], refunds, positional="accept", min_review_s=0.3)

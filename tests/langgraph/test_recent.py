@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
@@ -148,6 +149,29 @@ def test_a_snapshot_that_waits_for_a_person_is_read_again_when_it_goes_on(
     out = graph.invoke(Command(resume=approval_event(calls)), thread())
     # By the task that asks; the step that takes the answer finds what that one read.
     assert refunds.done == [(7, 500)] and len(loads) == 1
+
+
+@pytest.mark.gate
+def test_an_approval_that_expires_on_the_way_to_its_tool_is_not_used() -> None:
+    refunds, waited = Refunds(), []
+    graph = statechart_graph(
+        loop_chart("lookup", "refund"),
+        agent_logic(
+            FakeModel([REFUND, {"text": "done"}], is_async=False),
+            refunds.tools(),
+            approval_ttl_s=1,
+        ),
+        ledger=InMemoryLedger(),
+        checkpointer=InMemorySaver(),
+        messages_key="messages",
+    )
+    out = graph.invoke({"event": start()}, thread())
+    resume = approval_event(out["__interrupt__"][0].value["calls"])
+    for state in graph.stream(Command(resume=resume), thread(), stream_mode="values"):
+        # The task of the tool looks at the machine that the step left, but not at its time.
+        if state["xsm"]["value"] == "awaiting_tool":
+            waited.append(time.sleep(1.05))
+    assert waited and refunds.done == []
 
 
 # --- what the app's own functions have in their hands ------------------------------------------
