@@ -16,6 +16,7 @@ from guardchart.agents import FakeModel, agent_logic, approval_event
 from guardchart.gate import Seal
 from guardchart.kernel import create_machine, initial_transition
 from guardchart.langgraph import _visit, statechart_graph
+from guardchart.langgraph._messages import Conversation
 from guardchart.langgraph._recent import _MOST, Known, Recent, text_of
 from guardchart.persistence import InMemoryLedger
 from tests.langgraph.graphs import COUNTER, REFUND, Refunds, loop_chart, start, thread
@@ -243,9 +244,10 @@ def test_a_context_that_a_service_changes_in_place_is_no_other_tasks(child: bool
 # --- the memory itself --------------------------------------------------------------------------
 
 
-def known(data: Any, scope: str | None = "t", channel: Any = (), compact: Any = ()) -> Known:
+def known(data: Any, scope: str | None = "t", channel: Any = None) -> Known:
     machine = create_machine(COUNTER | {"states": {"low": {}}})
-    return Known.made(data, scope, initial_transition(machine)[0], channel, compact)
+    talk = None if channel is None else Conversation(channel).extended()
+    return Known.made(data, scope, initial_transition(machine)[0], talk)
 
 
 def test_only_the_same_dict_with_the_same_content_and_thread_is_known() -> None:
@@ -273,25 +275,39 @@ def test_runs_that_were_given_up_are_forgotten_in_time() -> None:
 
 def test_a_channel_is_known_as_far_as_its_messages_are_the_same_objects() -> None:
     said = [HumanMessage("hi"), AIMessage("hello")]
-    told = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
-    kept = known({}, channel=said, compact=told)
-    assert kept.told([*said, HumanMessage("more")]) == tuple(told)
-    assert kept.told([HumanMessage("hi"), said[1]]) == ()
-    assert kept.told(said[:1]) == () and kept.told(None) == ()
+    kept = known({}, channel=said)
+    assert kept.begins(said) and kept.begins([*said, HumanMessage("more")])
+    assert not kept.begins([HumanMessage("hi"), said[1]])
+    assert not kept.begins(said[:1]) and not kept.begins(None)
+    said.append(HumanMessage("more"))
+    assert kept.conversation is not None and len(kept.conversation.channel) == 2
 
 
 def test_a_message_that_was_edited_in_place_is_read_again() -> None:
     said = [HumanMessage("a secret"), AIMessage([{"type": "text", "text": "a secret"}])]
-    told = [{"role": "user", "content": "a secret"}, {"role": "assistant", "content": "a secret"}]
     for edit in (
         lambda: setattr(said[0], "content", "gone"),
         lambda: said[1].content[0].update(text="gone"),
         lambda: said[1].tool_calls.append({"name": "lookup", "args": {}, "id": "c1"}),
     ):
-        kept = known({}, channel=said, compact=told)
-        assert kept.stands() and kept.told(said) == tuple(told)
+        kept = known({}, channel=said)
+        assert kept.stands()
         edit()
         assert not kept.stands()
+
+
+def test_an_extended_conversation_is_what_reading_the_channel_would_give() -> None:
+    said = [HumanMessage("hi", id="r-1")]
+    added = [AIMessage("", id="r-2", tool_calls=[{"name": "t", "args": {}, "id": "c1"}])]
+    talk = Conversation(said)
+    assert talk.call_ids("r") == []
+    for chart in ([], Conversation([*said, *added]).told):
+        made, read = talk.extended(added, chart), Conversation([*said, *added])
+        assert (made.channel, made.told, made.before) == (read.channel, read.told, read.before)
+        assert made.call_ids("r") == read.call_ids("r") == ["c1"]
+        next_one = [{"role": "user", "content": "more"}]
+        assert made.new((), next_one, "r")[0].id == read.new((), next_one, "r")[0].id == "r-3"
+        assert made.new((), next_one, "s")[0].id == "s-1"
 
 
 def test_a_snapshot_whose_context_was_edited_in_place_is_not_known() -> None:
@@ -307,6 +323,6 @@ def test_a_snapshot_whose_context_was_edited_in_place_is_not_known() -> None:
 def test_what_has_no_plain_form_is_not_kept() -> None:
     assert text_of({"odd": object()}) is None
     odd = AIMessage("hi", tool_calls=[{"name": "lookup", "args": {"at": object()}, "id": "c1"}])
-    kept = known({}, channel=[odd], compact=[{"role": "assistant"}])
-    assert kept.stands() and kept.told([odd]) == ()
+    kept = known({}, channel=[odd])
+    assert kept.stands() and not kept.begins([odd])
     assert not known({"odd": object()}).stands()

@@ -99,6 +99,25 @@ class Conversation:
         n = self._last_number(run) if begun else 0
         return [from_compact(each, f"{run}-{n + 1 + i}") for i, each in enumerate(added)]
 
+    def extended(
+        self, added: Sequence[BaseMessage] = (), said: Sequence[dict[str, Any]] = ()
+    ) -> Conversation:
+        """The conversation with what was added, in lists of its own.
+
+        Args:
+            added: The messages that the channel gains.
+            said: The chart's messages. Where they say the same they are the compact form: what is
+                the very same is soon compared.
+        """
+        new = list(map(to_compact, added))
+        told: Sequence[dict[str, Any]] = [*self.told, *new]
+        made = Conversation([*self.channel, *added], None, said if said == told else told)
+        if self._found is not None:
+            run, found = self._found
+            mine = [(each.id or "").removeprefix(f"{run}-") for each in added]
+            made._found = run, [*found, *zip(mine, made.told[len(self.told) :], strict=True)]
+        return made
+
     def call_ids(self, run: str | None, added: Sequence[BaseMessage] = ()) -> list[str]:
         """The ids of the calls that this run has put into the channel, oldest first."""
         found = [

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import operator
 import threading
-from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 import ormsgpack
 
 from guardchart.agents import AgentStep
 from guardchart.kernel import Snapshot
+from guardchart.langgraph._messages import Conversation
 
 __all__ = ["Known", "Recent", "text_of"]
 
@@ -41,8 +41,7 @@ class Known(NamedTuple):
         data: The very dict that was written or read.
         scope: Whose it is.
         snapshot: What reading it would give.
-        channel: The messages of the channel.
-        compact: The same in compact form.
+        conversation: The messages of the channel, in a list of its own; None where there is none.
         step: The step that led to it; None where nobody has looked. What its requests were made
             of is judged again when they are executed.
         text: What the dict, the snapshot and the messages say, as bytes; None where one of them
@@ -52,8 +51,7 @@ class Known(NamedTuple):
     data: Any
     scope: str | None
     snapshot: Snapshot
-    channel: tuple[Any, ...]
-    compact: tuple[dict[str, Any], ...]
+    conversation: Conversation | None
     step: AgentStep | None
     text: bytes | None
 
@@ -63,28 +61,29 @@ class Known(NamedTuple):
         data: Any,
         scope: str | None,
         snapshot: Snapshot,
-        channel: Sequence[Any] = (),
-        compact: Sequence[dict[str, Any]] = (),
+        conversation: Conversation | None = None,
         step: AgentStep | None = None,
     ) -> Known:
         """What is known from now on."""
-        text = _said(data, snapshot, channel)
-        if text is None and channel:
+        text = _said(data, snapshot, conversation)
+        if text is None and conversation is not None:
             # A part of a message that no checkpoint's format has: such a channel is always read.
-            channel = compact = ()
-            text = _said(data, snapshot, channel)
-        return cls(data, scope, snapshot, tuple(channel), tuple(compact), step, text)
+            conversation = None
+            text = _said(data, snapshot, None)
+        return cls(data, scope, snapshot, conversation, step, text)
 
     def stands(self) -> bool:
         """Whether all of it says what it said when it was made."""
-        return self.text is not None and _said(self.data, self.snapshot, self.channel) == self.text
+        text = self.text
+        return text is not None and _said(self.data, self.snapshot, self.conversation) == text
 
-    def told(self, channel: Any) -> tuple[dict[str, Any], ...]:
-        """The compact form of a channel's first messages; none unless they are the very same."""
-        known = self.channel
-        if not isinstance(channel, list) or len(channel) < len(known):
-            return ()
-        return self.compact if all(map(operator.is_, known, channel)) else ()
+    def begins(self, channel: Any) -> bool:
+        """Whether the messages of the conversation are the very ones a channel begins with."""
+        conversation = self.conversation
+        if conversation is None or not isinstance(channel, list):
+            return False
+        known = conversation.channel
+        return len(channel) >= len(known) and all(map(operator.is_, known, channel))
 
 
 def text_of(data: Any) -> bytes | None:
@@ -99,11 +98,13 @@ def text_of(data: Any) -> bytes | None:
         return None
 
 
-def _said(data: Any, snapshot: Snapshot, channel: Sequence[Any]) -> bytes | None:
+def _said(data: Any, snapshot: Snapshot, conversation: Conversation | None) -> bytes | None:
     inputs = [each.input for each in snapshot.children.values()]
-    # A message that was edited in place, to take out what no model shall see, is another one.
-    fields = map(vars, channel)
-    messages = [(each["content"], each.get("tool_calls")) for each in fields]
+    messages = []
+    if conversation is not None:
+        # One that was edited in place, to take out what no model shall see, is another message.
+        fields = map(vars, conversation.channel)
+        messages = [(each["content"], each.get("tool_calls")) for each in fields]
     return text_of((data, snapshot.context.copy(), inputs, messages))
 
 

@@ -32,7 +32,6 @@ from guardchart.kernel import (
     interrupted,
     load,
 )
-from guardchart.langchain._messages import to_compact
 from guardchart.langgraph._messages import SPENT_IDS, Conversation, without
 from guardchart.langgraph._recent import Known, Recent, text_of
 from guardchart.langgraph._reducers import LINEAGE
@@ -220,7 +219,9 @@ class Visit:
         if recent is None or snapshot is None or self._text is None or self.rewrite:
             return
         # The tasks after one that was taken up from a checkpoint find the same object.
-        known = Known.made(self.found, self.scope, snapshot, *self._told())
+        conversation = self.conversation
+        talk = None if conversation is None else conversation.extended()
+        known = Known.made(self.found, self.scope, snapshot, talk)
         if text_of(self.found) == self._text:
             recent.keep(known)
 
@@ -229,15 +230,10 @@ class Visit:
         recent, snapshot = self.settings.recent, self.written
         if recent is None or snapshot is None:
             return
-        channel, compact = self._told()
-        if self.conversation is not None:
-            channel = [*channel, *self.added]
-            compact = [*compact, *map(to_compact, self.added)]
-            said = snapshot.context.get("messages")
-            if said == compact:
-                # The chart's own: what is the very same is soon compared.
-                compact = said
-        recent.keep(Known.made(data, self.scope, snapshot, channel, compact, step))
+        talk, said = self.conversation, snapshot.context.get("messages")
+        if talk is not None:
+            talk = talk.extended(self.added, said if isinstance(said, list) else ())
+        recent.keep(Known.made(data, self.scope, snapshot, talk, step))
 
     def leave(self) -> None:
         """Have what is known of the snapshot that was found forgotten: no other task reads it."""
@@ -349,13 +345,19 @@ class Visit:
             return
         prompt = None if self.event is None else self.event.payload.get("prompt")
         channel, known = read_key(self.state, key), self.known
-        told = () if known is None else known.told(channel)
-        conversation = Conversation(channel, prompt, told)
+        conversation = None
+        if known is not None and known.begins(channel):
+            conversation = known.conversation
+        if conversation is None:
+            conversation = Conversation(channel, prompt)
+        elif prompt is not None or len(channel) > len(conversation.channel):
+            conversation = Conversation(channel, prompt, conversation.told)
         self.conversation = conversation
         if self.snapshot is not None:
-            if known is not None and self.snapshot.context.get("messages") == conversation.before:
+            before = conversation.before
+            if known is not None and self.snapshot.context.get("messages") == before:
                 return
-            context = self.snapshot.context | {"messages": conversation.before}
+            context = self.snapshot.context | {"messages": list(before)}
             # What is known from this run has them still.
             if self.known is None and isinstance(context.get(SPENT_IDS), list):
                 ids = conversation.call_ids(self.snapshot.run)
@@ -406,11 +408,6 @@ class Visit:
             )
         self.tampered = self.rewrite = True
         return ended  # type: ignore[no-any-return]
-
-    def _told(self) -> tuple[Sequence[Any], Sequence[dict[str, Any]]]:
-        """The messages of the channel, and the same in compact form."""
-        conversation = self.conversation
-        return ((), ()) if conversation is None else (conversation.channel, conversation.told)
 
     def _check_signature(self) -> None:
         event = self.event
