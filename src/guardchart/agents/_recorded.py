@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import keyword
-import math
 import sys
 from collections.abc import Callable, Mapping
+from math import isfinite
 from typing import Any, Final
 
 from pydantic import BaseModel
@@ -51,7 +51,7 @@ def plain(value: Any, what: str, depth: int = 0) -> Any:
         AgentError: Something in it is not JSON; ``what`` names it, the value is not shown.
     """
     kind = type(value)
-    if kind in _AS_IT_IS or (kind is float and math.isfinite(value)):
+    if kind in _AS_IT_IS or (kind is float and isfinite(value)):
         return value
     if depth > _MAX_DEPTH:
         raise AgentError(f"{what} is nested too deeply to be recorded")
@@ -65,7 +65,9 @@ def plain(value: Any, what: str, depth: int = 0) -> Any:
                 raise _no_json(value, what)
         copied = {}
         for key, each in value.items():
-            copied[key] = each if type(each) in _AS_IT_IS else plain(each, what, depth + 1)
+            kind = type(each)
+            flat = kind in _AS_IT_IS or (kind is float and isfinite(each))
+            copied[key] = each if flat else plain(each, what, depth + 1)
         return copied
     if kind is list or isinstance(value, list | tuple):
         listed = []

@@ -18,6 +18,7 @@ from guardchart.agents._stepper import (
     AgentAction,
     FixedClock,
     Recorded,
+    Replayer,
     Stepper,
     Tape,
     Waiting,
@@ -222,13 +223,14 @@ def step_once(
     """Apply one record: what every step is, live or in a replay."""
     machine = with_sources(machine)
     given = given.after(machine, step)
-    tape = Tape(recorded)
+    tape = Tape() if recorded is None else Tape(recorded)
     record = dict(record)
     kind, event = record["kind"], record["event"]
     snapshot = given.snapshot
     if kind == "event":
         snapshot = _next_turn(machine, snapshot, event) or snapshot
-    stepper = Stepper.opened(
+    opener = Stepper if recorded is None else Replayer
+    stepper = opener.opened(
         machine,
         snapshot,
         clock=FixedClock(given.now),
@@ -251,7 +253,8 @@ def step_once(
         receipt = receipt or _dropped(stepper)
     elif kind != "init":
         receipt = _bring(stepper, record)
-    stepper.written()
+    if isinstance(stepper, Replayer):
+        stepper.written()
     origin = Origin(
         machine,
         stepper.folded(),

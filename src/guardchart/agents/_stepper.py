@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal, NamedTuple, Self
+from typing import Any, ClassVar, Final, Literal, NamedTuple, Self
 
 from guardchart.errors import ServiceInterruptedError
 from guardchart.kernel import (
@@ -36,7 +36,7 @@ from guardchart.runtime._core import ENGINE, INSIDE, OUTSIDE, AnyEvent, Entry
 from guardchart.runtime._plugins import Plugins
 from guardchart.runtime._steps import _NOTHING
 
-__all__ = ["AgentAction", "Fed", "FixedClock", "Recorded", "Stepper", "Tape", "Waiting"]
+__all__ = ["AgentAction", "Fed", "FixedClock", "Recorded", "Replayer", "Stepper", "Tape", "Waiting"]
 
 _new = tuple.__new__
 
@@ -104,8 +104,11 @@ class Recorded(NamedTuple):
     sends: Mapping[int, tuple[str, str, Event]]
 
 
+_NO_LOG: Final = Recorded({}, (), {})
+
+
 class Tape:
-    """What one step wrote down, or, in a replay, what it reads instead of asking the hook.
+    """What one step wrote down, and in a replay what it reads instead of asking the hook.
 
     Attributes:
         performed: The effects of each macrostep, with the agent, its prefix and its snapshot.
@@ -114,7 +117,7 @@ class Tape:
             agent, and the keys.
         sends: What plugins sent, by how many events had been queued: the agent, where it came
             from, and the event.
-        recorded: The verdicts, updates and sends of a log; None where hooks are asked.
+        recorded: The verdicts, updates and sends of a log; for a `Replayer`.
     """
 
     __slots__ = (
@@ -128,7 +131,7 @@ class Tape:
         "verdicts",
     )
 
-    def __init__(self, recorded: Recorded | None = None) -> None:
+    def __init__(self, recorded: Recorded = _NO_LOG) -> None:
         self.performed: list[tuple[str, str, Snapshot, Iterable[Any]]] = []
         self.verdicts: dict[int, Any] = {}
         self.updates: list[tuple[int, str, dict[str, Any]]] = []
@@ -190,7 +193,7 @@ class Stepper(InterpreterBase):
     tape: Tape
     trusted = False
     prefix = ""
-    _known: tuple[Any, tuple[Invocation, ...]] = None, ()
+    _known: tuple[Any, list[Invocation]] = None, []
 
     @classmethod
     def opened(
@@ -217,9 +220,6 @@ class Stepper(InterpreterBase):
             input=input,
             plugins=plugins,
         )
-        if tape is not None and tape.recorded is not None:
-            # A replay shows nobody anything, not even plugins that are installed.
-            stepper._plugins = Plugins(())
         stepper.tape = tape if tape is not None else Tape()
         stepper.trusted = trusted
         stepper._snapshot = snapshot
@@ -256,16 +256,15 @@ class Stepper(InterpreterBase):
                     found.append(_new(Waiting, fields))
         return found
 
-    def _invocations(self) -> tuple[Invocation, ...]:
+    def _invocations(self) -> Sequence[Invocation]:
         """What this machine has started and waits for; looked up once for each of its snapshots."""
         children = self.snapshot[4].children
         known, found = self._known
         if known is not children:
-            found = tuple(
-                self._invocation_of(name, child)
-                for name, child in children.items()
-                if child.status == "active"
-            )
+            found = []
+            for name, child in children.items():
+                if child.status == "active":
+                    found.append(self._invocation_of(name, child))
             self._known = children, found
         return found
 
@@ -307,32 +306,8 @@ class Stepper(InterpreterBase):
         return self._accept(event, origin)
 
     def _accept_entry(self, entry: Entry) -> Entry:
-        self._inject()
         self.tape.accepted += 1
         return super()._accept_entry(entry)
-
-    def _drive(self) -> None:
-        super()._drive()
-        if self.parent is None and not self._driving:
-            self._inject()
-
-    def _inject(self) -> None:
-        """In a replay, queue what a plugin had sent at this point."""
-        tape = self.tape
-        if tape.recorded is None:
-            return
-        found = tape.recorded.sends.get(tape.accepted)
-        for actor in () if found is None else self._root().tree():
-            if found is not None and actor.id == found[0]:
-                tape.accepted += 1
-                InterpreterBase._accept_entry(actor, Entry(found[2], found[1]))
-                break
-
-    def _root(self) -> Any:
-        root: Any = self
-        while root.parent is not None:
-            root = root.parent
-        return root
 
     def update_context(self, updates: Mapping[str, Any]) -> None:
         """What a plugin writes, which is part of the step and of its entry."""
@@ -340,20 +315,8 @@ class Stepper(InterpreterBase):
         self.tape.updates.append((self.tape.stepped, self.id, dict(updates)))
 
     def _step(self, event: AnyEvent) -> Receipt:
-        self.written()
         self.tape.stepped += 1
         return super()._step(event)
-
-    def written(self) -> None:
-        """In a replay, write what a plugin had written at this point."""
-        tape = self.tape
-        if tape.recorded is None:
-            return
-        for at, agent, updates in tape.recorded.updates:
-            if at == tape.stepped:
-                for actor in self._root().tree():
-                    if actor.id == agent:
-                        InterpreterBase.update_context(actor, updates)
 
     def _join(self, parent: Any) -> None:
         self.tape = parent.tape
@@ -395,13 +358,63 @@ class Stepper(InterpreterBase):
         tape = self.tape
         number = tape.asked
         tape.asked += 1
-        if tape.recorded is not None:
-            noted = tape.recorded.verdicts.get(number)
-            return _NOTHING if noted is None else noted(self, event)
         verdict = super()._ask_hook(event, origin)
         if verdict is not _NOTHING:
             tape.verdicts[number] = (self._hook, event, verdict)
         return verdict
+
+
+class Replayer(Stepper):
+    """A machine that takes a step of a log: what hooks and plugins did is read from there."""
+
+    def _begin(self) -> None:
+        # A replay shows nobody anything, not even plugins that are installed.
+        self._plugins = Plugins(())
+        super()._begin()
+
+    def _accept_entry(self, entry: Entry) -> Entry:
+        self._inject()
+        return super()._accept_entry(entry)
+
+    def _drive(self) -> None:
+        super()._drive()
+        if self.parent is None and not self._driving:
+            self._inject()
+
+    def _inject(self) -> None:
+        """Queue what a plugin had sent at this point."""
+        tape = self.tape
+        found = tape.recorded.sends.get(tape.accepted)
+        for actor in () if found is None else self._root().tree():
+            if found is not None and actor.id == found[0]:
+                tape.accepted += 1
+                InterpreterBase._accept_entry(actor, Entry(found[2], found[1]))
+                break
+
+    def _root(self) -> Any:
+        root: Any = self
+        while root.parent is not None:
+            root = root.parent
+        return root
+
+    def _step(self, event: AnyEvent) -> Receipt:
+        self.written()
+        return super()._step(event)
+
+    def written(self) -> None:
+        """Write what a plugin had written at this point."""
+        tape = self.tape
+        for at, agent, updates in tape.recorded.updates:
+            if at == tape.stepped:
+                for actor in self._root().tree():
+                    if actor.id == agent:
+                        InterpreterBase.update_context(actor, updates)
+
+    def _ask_hook(self, event: AnyEvent, origin: str) -> BeforeStep | Exception:
+        tape = self.tape
+        noted = tape.recorded.verdicts.get(tape.asked)
+        tape.asked += 1
+        return _NOTHING if noted is None else noted(self, event)
 
 
 def _action(agent: str, prefix: str, snapshot: Snapshot, effect: Any) -> AgentAction | None:
