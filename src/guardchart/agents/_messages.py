@@ -137,6 +137,7 @@ def safe_text(value: object) -> str:
     return text
 
 
+_CONTAINERS: Final = (dict, list, tuple)
 _ENCODER: Final = json.JSONEncoder(allow_nan=False, ensure_ascii=False)
 
 
@@ -187,7 +188,7 @@ def _refusal(arguments: object, max_bytes: int) -> str | None:
             if isinstance(item, str):
                 if "\0" in item:
                     return "not a JSON object"
-            elif isinstance(item, dict | list | tuple):
+            elif isinstance(item, _CONTAINERS):
                 if depth == MAX_DEPTH:
                     return "nested too deeply"
                 below.extend(item)

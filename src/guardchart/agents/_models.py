@@ -20,7 +20,7 @@ import uuid
 import weakref
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from guardchart.agents._messages import Message
 from guardchart.agents._retry import RetryPolicy
@@ -66,7 +66,10 @@ class Usage:
     cost_usd: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+_UNUSED: Final = Usage()
+
+
+@dataclass(frozen=True, init=False)
 class ModelResponse:
     """One answer of a model: text, proposed tool calls, or both.
 
@@ -84,13 +87,25 @@ class ModelResponse:
 
     text: str | None = None
     tool_calls: Sequence[ToolCall] = ()
-    usage: Usage = Usage()
+    usage: Usage = _UNUSED
     model: str | None = None
     finish_reason: str | None = None
 
-    def __post_init__(self) -> None:
-        if type(self.tool_calls) is not tuple:
-            object.__setattr__(self, "tool_calls", tuple(self.tool_calls or ()))
+    # Each turn makes several, and the __init__ of a frozen dataclass sets field by field.
+    def __init__(
+        self,
+        text: str | None = None,
+        tool_calls: Sequence[ToolCall] = (),
+        usage: Usage = _UNUSED,
+        model: str | None = None,
+        finish_reason: str | None = None,
+    ) -> None:
+        fields = vars(self)
+        fields["text"] = text
+        fields["tool_calls"] = tool_calls if type(tool_calls) is tuple else tuple(tool_calls or ())
+        fields["usage"] = usage
+        fields["model"] = model
+        fields["finish_reason"] = finish_reason
 
 
 ModelCall: TypeAlias = Callable[

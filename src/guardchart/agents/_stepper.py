@@ -258,7 +258,9 @@ class Stepper(InterpreterBase):
 
     def _invocations(self) -> Sequence[Invocation]:
         """What this machine has started and waits for; looked up once for each of its snapshots."""
-        children = self.snapshot[4].children
+        snapshot = self._snapshot
+        assert snapshot is not None
+        children = snapshot[4].children
         known, found = self._known
         if known is not children:
             found = []

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from guardchart.agents._budgets import clamp_usage
-from guardchart.agents._models import ModelResponse
+from guardchart.agents._models import _UNUSED, ModelResponse, Usage
 from guardchart.errors import AgentError
 from guardchart.gate import ToolCall, Verdict
 from guardchart.kernel import Event
@@ -21,7 +21,7 @@ from guardchart.kernel import Event
 __all__ = ["Decided", "ModelTurn", "assessed_turn", "charged_turn", "outcomes_of"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, init=False)
 class ModelTurn(ModelResponse):
     """A model's answer together with what the gate said of its calls.
 
@@ -34,6 +34,23 @@ class ModelTurn(ModelResponse):
     verdicts: tuple[Verdict, ...] | None = None
     row_ids: tuple[str | None, ...] = ()
     charged: bool = False
+
+    def __init__(
+        self,
+        text: str | None = None,
+        tool_calls: Sequence[ToolCall] = (),
+        usage: Usage = _UNUSED,
+        model: str | None = None,
+        finish_reason: str | None = None,
+        verdicts: tuple[Verdict, ...] | None = None,
+        row_ids: tuple[str | None, ...] = (),
+        charged: bool = False,
+    ) -> None:
+        super().__init__(text, tool_calls, usage, model, finish_reason)
+        fields = vars(self)
+        fields["verdicts"] = verdicts
+        fields["row_ids"] = row_ids
+        fields["charged"] = charged
 
 
 def charged_turn(

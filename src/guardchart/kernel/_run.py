@@ -533,7 +533,6 @@ class Run:
 
 
 _PLAIN: Final = frozenset({str, int, float, bool, type(None)})
-_TEXT: Final = frozenset({str})
 TAKEN: Final[tuple[ReceiptStatus, str | None]] = ("taken", None)
 FORBIDDEN: Final[tuple[ReceiptStatus, str | None]] = ("forbidden", "a handler swallows this event")
 
@@ -558,8 +557,9 @@ def merge(context: MappingProxyType[str, Any], updates: Any) -> MappingProxyType
                 _refuse_awaitable(updates)
             raise StepError("an action must return the keys to update, or None")
         updates = dict(updates)
-    if not _TEXT.issuperset(map(type, updates)):
-        raise StepError("an action must return text keys")
+    for key in updates:
+        if type(key) is not str:
+            raise StepError("an action must return text keys")
     # A view's own `|` works on the dict below it; `{**context}` would ask the view key by key.
     return MappingProxyType(context | updates)
 
