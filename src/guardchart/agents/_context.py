@@ -39,14 +39,14 @@ def pending_entries(context: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     entries = context.get("pending_tool_calls")
     if not isinstance(entries, (list, tuple)):
         return []
-    return [
-        entry
-        for entry in entries
-        if (type(entry) is dict or isinstance(entry, Mapping))
-        and isinstance(entry.get("id"), str)
-        and isinstance(entry.get("name"), str)
-        and (type(given := entry.get("arguments")) is dict or isinstance(given, Mapping))
-    ]
+    found = []
+    for entry in entries:
+        if type(entry) is dict or isinstance(entry, Mapping):
+            named = isinstance(entry.get("id"), str) and isinstance(entry.get("name"), str)
+            given = entry.get("arguments")
+            if named and (type(given) is dict or isinstance(given, Mapping)):
+                found.append(entry)
+    return found
 
 
 def calls_of(entries: Iterable[Mapping[str, Any]]) -> list[ToolCall]:

@@ -33,7 +33,7 @@ from guardchart.kernel import (
 from guardchart.runtime import BeforeStep, Invocation, ServiceScope
 from guardchart.runtime._base import InterpreterBase, written_service
 from guardchart.runtime._core import ENGINE, INSIDE, OUTSIDE, AnyEvent, Entry
-from guardchart.runtime._plugins import Plugins
+from guardchart.runtime._plugins import NO_PLUGINS
 from guardchart.runtime._steps import _NOTHING
 
 __all__ = ["AgentAction", "Fed", "FixedClock", "Recorded", "Replayer", "Stepper", "Tape", "Waiting"]
@@ -249,7 +249,7 @@ class Stepper(InterpreterBase):
     def waiting(self) -> list[Waiting]:
         """The services that wait for a result, here and below, in the order they were started."""
         found = []
-        for actor in self.tree():
+        for actor in self.tree() if self.actors else (self,):
             for invocation in actor._invocations() if actor._state == "running" else ():
                 if not isinstance(invocation.service, Machine):
                     fields = (actor.prefix + invocation.key, actor, invocation)
@@ -371,7 +371,7 @@ class Replayer(Stepper):
 
     def _begin(self) -> None:
         # A replay shows nobody anything, not even plugins that are installed.
-        self._plugins = Plugins(())
+        self._plugins = NO_PLUGINS
         super()._begin()
 
     def _accept_entry(self, entry: Entry) -> Entry:

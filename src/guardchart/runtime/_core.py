@@ -29,7 +29,7 @@ from guardchart.kernel._plain import MAX_BYTES
 from guardchart.runtime._clock import Clock, SystemClock
 from guardchart.runtime._contexts import TreeContext
 from guardchart.runtime._logic import BeforeStep, Host, MachineLogic
-from guardchart.runtime._plugins import Plugins, with_installed
+from guardchart.runtime._plugins import NO_PLUGINS, Plugins, with_installed
 from guardchart.runtime._services import Invocation
 
 __all__ = ["AnyEvent", "ENGINE", "Entry", "INSIDE", "InterpreterCore", "OUTSIDE", "Options"]
@@ -123,7 +123,8 @@ class InterpreterCore:
         self._left: dict[str, Any] = {}
         self.faults: list[BaseException] = []
         # A child machine is given its parent's, the installed ones among them.
-        self._plugins = Plugins(plugins if parent is not None else with_installed(plugins))
+        given = tuple(plugins if parent is not None else with_installed(plugins))
+        self._plugins = Plugins(given) if given else NO_PLUGINS
         # Whether anybody looks at each step: a plugin, an observer, a parent.
         self._observed = bool(self._plugins.items)
         self._observers: tuple[Callable[[Any], None], ...] = ()
@@ -231,7 +232,7 @@ class InterpreterCore:
             NotSupportedError: A hook is async; hooks are called, not awaited.
         """
         for plugin in plugins:
-            self._plugins.add(plugin)
+            self._plugins = Plugins((*self._plugins.items, plugin))
         self._observed = True
         return self
 

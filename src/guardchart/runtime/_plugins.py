@@ -9,14 +9,23 @@ import inspect
 import logging
 import threading
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from guardchart.errors import NotSupportedError
 
 if TYPE_CHECKING:
     from guardchart.kernel import Event
 
-__all__ = ["HOOKS", "Plugin", "Plugins", "contained", "install", "uninstall", "with_installed"]
+__all__ = [
+    "HOOKS",
+    "NO_PLUGINS",
+    "Plugin",
+    "Plugins",
+    "contained",
+    "install",
+    "uninstall",
+    "with_installed",
+]
 
 _LOG = logging.getLogger("guardchart")
 
@@ -104,29 +113,27 @@ class Plugin(Protocol):
 
 
 class Plugins:
-    """The plugins of one interpreter, resolved to one tuple of callables per hook."""
+    """The plugins of one interpreter, resolved to one tuple of callables per hook; immutable.
+
+    Raises:
+        NotSupportedError: A hook of one of them is async.
+    """
 
     __slots__ = ("_calls", "items")
 
-    def __init__(self, items: Iterable[Any] = ()) -> None:
-        self.items: tuple[Any, ...] = ()
+    def __init__(self, items: tuple[Any, ...] = ()) -> None:
+        self.items = items
         self._calls: dict[str, tuple[Any, ...]] = {}
         for item in items:
-            self.add(item)
+            self._add(item)
 
-    def add(self, plugin: Any) -> None:
-        """Attach a plugin.
-
-        Raises:
-            NotSupportedError: One of its hooks is async; the plugin is not attached.
-        """
+    def _add(self, plugin: Any) -> None:
         found = [(hook, call) for hook in HOOKS if callable(call := getattr(plugin, hook, None))]
         for hook, call in found:
             if _is_async(getattr(call, "__func__", call)):
                 raise NotSupportedError(
                     f"{type(plugin).__name__}.{hook} is async; hooks are called, not awaited"
                 )
-        self.items = (*self.items, plugin)
         for hook, call in found:
             self._calls[hook] = (*self._calls.get(hook, ()), call)
 
@@ -139,6 +146,8 @@ class Plugins:
         for each in self._calls.get(hook, ()):
             contained(hook, each, *args)
 
+
+NO_PLUGINS: Final = Plugins()
 
 _installed: tuple[Any, ...] = ()
 _install_lock = threading.Lock()
