@@ -28,7 +28,7 @@ from guardchart.langgraph import (
 )
 from guardchart.persistence import InMemoryLedger
 from tests.langgraph.graphs import REFUND, Refunds, compiled, loop_chart, thread
-from tests.langgraph.test_graph import visited
+from tests.langgraph.test_graph import run, visited
 
 KEY = "0123456789abcdef"
 SAY = {"text": "Done."}
@@ -377,3 +377,42 @@ def test_spawned_agents_without_a_seal_are_refused_when_the_graph_is_built() -> 
     )
     with pytest.raises(AgentConfigError, match="retry delay"):
         statechart_graph(DESK, own.merge(spawned), seal=Seal(KEY))
+
+
+@KINDS
+@pytest.mark.parametrize("named", [True, False], ids=["named", "unnamed"])
+async def test_a_service_that_an_action_spawns_is_run_if_a_task_can_find_it(
+    kind: str, named: bool
+) -> None:
+    def work(scope: Any, context: Any, event: Any) -> int:
+        return 42
+
+    def begin(scope: Any, context: Any, event: Any, action: Any) -> None:
+        scope.spawn("work" if named else work, id="helper")
+
+    chart = {
+        "id": "spawning",
+        "initial": "open",
+        "context": {"found": None},
+        "states": {
+            "open": {
+                "on": {
+                    "GO": {"actions": "begin"},
+                    "xstate.done.actor.helper": {"target": "over", "actions": "keep"},
+                }
+            },
+            "over": {"type": "final"},
+        },
+    }
+    logic = MachineLogic(
+        actions={"begin": begin, "keep": lambda context, event: {"found": event.data}},
+        services={"work": work} if named else {},
+    )
+    graph = statechart_graph(chart, logic, seal=Seal(KEY), checkpointer=InMemorySaver())
+    if not named:
+        with pytest.raises(AgentConfigError, match="put it into services="):
+            await run(kind, graph, {"event": "GO"})
+        assert "xsm" not in graph.get_state(thread()).values
+        return
+    out = await run(kind, graph, {"event": "GO"})
+    assert out["xsm"]["status"] == "done" and out["xsm"]["context"] == {"found": 42}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
@@ -160,6 +160,7 @@ def statechart_graph(
     built.require_bound()
     _check(locals(), built)
     public = state_schema or _default_schema(state_key, event_key, messages_key)
+    present = _present(built)
     settings = GraphSettings(
         node=_node_settings(locals(), built),
         results=f"{state_key}_results",
@@ -175,10 +176,10 @@ def statechart_graph(
         registry=_Tools(built),
         remembers=as_subgraph,
         caches=of_task(cache_policy, MODEL) is not None,
+        serves=SERVICE in present,
     )
-    present = _present(built)
     graph: StateGraph[Any, Any, Any, Any] = StateGraph(
-        _inner_schema(public, settings, present, resumes=as_subgraph),
+        _inner_schema(public, settings, resumes=as_subgraph),
         context_schema=context_schema,
         input_schema=public,
         output_schema=public,
@@ -325,9 +326,7 @@ def _default_schema(state_key: str, event_key: str, messages_key: str | None) ->
     return TypedDict("StatechartState", fields, total=False)  # type: ignore[operator, no-any-return]
 
 
-def _inner_schema(
-    public: type[Any], settings: GraphSettings, present: Container[str], *, resumes: bool
-) -> type[Any]:
+def _inner_schema(public: type[Any], settings: GraphSettings, *, resumes: bool) -> type[Any]:
     """The public state, and the channels that are the graph's own.
 
     LangGraph looks at every channel in every superstep, so that there is none without a use.
@@ -339,7 +338,7 @@ def _inner_schema(
     fields[settings.results] = Annotated[list[Any], _gathered]
     if settings.positional == "accept":
         fields[settings.asked] = float
-    if SERVICE in present:
+    if settings.serves:
         fields[settings.begun] = dict[str, Any]
     if settings.caches:
         fields[SCOPE] = str
@@ -380,8 +379,10 @@ def _present(built: Machine) -> list[str]:
     found = set()
     for machine in _family(built):
         services = getattr(machine.logic, "services", None) or {}
-        for invoke in (each for node in machine.order for each in node.invokes):
-            service = services.get(invoke.src)
+        named = [services.get(each.src) for node in machine.order for each in node.invokes]
+        # An action may spawn what no state invokes.
+        spawned = [each for each in services.values() if not hasattr(each, "step_requests")]
+        for service in (*named, *spawned):
             if isinstance(service, Machine):
                 continue
             if not hasattr(service, "step_requests"):

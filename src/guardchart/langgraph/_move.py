@@ -334,12 +334,9 @@ class _Move:
         work: list[tuple[str, str]] = []
         if self.snapshot.children:
             work = [(TOOLS if each.kind == "tool" else MODEL, each.id) for each in self._requests()]
-            self.services = [
-                waiting.id
-                for waiting in self._standing().waiting()
-                if not hasattr(waiting.invocation.service, "step_requests")
-            ]
-            work += [(SERVICE, ident) for ident in self.services]
+            if self.settings.serves or any(c.spawned for c in self.snapshot.children.values()):
+                self.services = self._services()
+                work += [(SERVICE, ident) for ident in self.services]
         if work:
             return work
         # A person is asked once nothing else is left to be done.
@@ -347,6 +344,17 @@ class _Move:
         if self.settings.per_call:
             return [(APPROVAL, each) for each in asked]
         return [(APPROVAL, "")] if asked else []
+
+    def _services(self) -> list[str]:
+        """The services that wait to be run and are neither a model nor a tool."""
+        waiting = self._standing().waiting()
+        found = [each for each in waiting if not hasattr(each.invocation.service, "step_requests")]
+        if any(each.invocation.service is None for each in found):
+            raise AgentConfigError(
+                f"statechart_graph: {self.snapshot.machine.id!r} spawned a service that its logic "
+                "does not name, so that no task finds it; put it into services="
+            )
+        return [each.id for each in found]
 
     def _goto(self, work: list[tuple[str, str]], written: Mapping[str, Any]) -> list[Any]:
         if work:

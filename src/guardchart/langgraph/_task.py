@@ -70,6 +70,7 @@ class GraphSettings(NamedTuple):
         registry: The tools of the machine and its children, by name.
         remembers: Whether it is a subgraph with checkpoints of its own.
         caches: Whether answers of a model are cached.
+        serves: Whether there is a task for services that are neither a model nor a tool.
     """
 
     node: Settings
@@ -86,6 +87,7 @@ class GraphSettings(NamedTuple):
     registry: Any
     remembers: bool
     caches: bool
+    serves: bool
 
 
 class Task(Runnable[Any, Any]):

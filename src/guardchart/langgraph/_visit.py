@@ -156,7 +156,8 @@ class Visit:
         self.kept: Any = ()
         self.loaded: Snapshot | None = None
         self.receipt: dict[str, Any] | None = None
-        self._check_state()
+        if type(state) not in settings.checked:
+            self._check_state()
         entry = read_key(state, settings.state_key)
         self._entry = None if is_blank(entry) else entry
         self._text: bytes | None = None
@@ -280,8 +281,6 @@ class Visit:
     def _check_state(self) -> None:
         """Once per class of state: the keys exist, and the event's can be cleared."""
         settings, kind = self.settings, type(self.state)
-        if kind in settings.checked:
-            return
         if not isinstance(self.state, Mapping):
             for key in (settings.event_key, settings.messages_key):
                 if key is not None:
