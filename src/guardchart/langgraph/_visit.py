@@ -140,7 +140,9 @@ class Visit:
         self.state = state
         self.config = config
         self.runtime = _runtime()
-        self.thread = _thread(self.runtime, config)
+        info = getattr(self.runtime, "execution_info", None)
+        thread = getattr(info, "thread_id", None)
+        self.thread = _thread(config) if thread is None else thread
         self.scope = scope or self._find_scope()
         self.event: Event | None = None
         self.found: dict[str, Any] | None = None
@@ -490,15 +492,11 @@ def _runtime() -> Runtime[Any] | None:
         return None
 
 
-def _thread(runtime: Runtime[Any] | None, config: Any) -> Any:
-    """The thread's id, from the runtime or, before it had one, from the configuration."""
-    info = getattr(runtime, "execution_info", None)
-    thread = getattr(info, "thread_id", None)
-    if thread is None:
-        if config is None:
-            try:
-                config = get_config()
-            except RuntimeError:
-                return None
-        thread = (config.get("configurable") or {}).get("thread_id")
-    return thread
+def _thread(config: Any) -> Any:
+    """The thread's id from the configuration: of an older LangGraph, or outside of one."""
+    if config is None:
+        try:
+            config = get_config()
+        except RuntimeError:
+            return None
+    return (config.get("configurable") or {}).get("thread_id")
