@@ -434,12 +434,13 @@ _MOST_TIMERS: Final = 1000
 
 def _rests_until(snapshot: Snapshot, at: float) -> bool:
     """Whether no deadline is due, as far as can be told without opening the machine."""
+    rest = snapshot.rest
     services = getattr(snapshot.machine.logic, "services", None) or {}
-    for child in snapshot.children.values():
+    for child in rest.children.values():
         service = services.get(child.src)
         if child.status == "active" and (service is None or isinstance(service, Machine)):
             return False
-    for table in (snapshot.timers, snapshot.sends):
+    for table in (rest.timers, rest.sends):
         for timer in table.values():
             if timer.due_at <= at:
                 return False

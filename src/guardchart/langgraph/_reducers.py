@@ -153,7 +153,8 @@ def lineage_after(found: Mapping[str, Any] | None) -> dict[str, Any] | None:
     shared, most = 0, min(len(tasks), len(held), len(before))
     while shared < most and _goes_on(tasks[shared], held[shared], found):
         shared += 1
-    return {"tasks": tasks, "from": [*before[:shared], *[_name(found)] * (len(tasks) - shared)]}
+    name = held[-1] if held else _name(found)
+    return {"tasks": tasks, "from": [*before[:shared], *[name] * (len(tasks) - shared)]}
 
 
 def mark_open(update: Mapping[str, Any], key: str) -> None:

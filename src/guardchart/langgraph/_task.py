@@ -207,27 +207,38 @@ class BaseTask:
     def limit_s(self, visit: Visit, ledger: Any) -> float | None:
         """How long the chart waits, in seconds; None where it has no deadline."""
         clock = self.node.clock
-        timers = self.standing(visit, ledger).timers()
-        if not timers or (clock is not None and clock.simulated):
+        due = self.standing(visit, ledger).next_due()
+        if due is None or (clock is not None and clock.simulated):
             return None
-        return max(0.0, ((timers[0].due_at or 0.0) - visit.now_ms()) / 1000.0)
+        return max(0.0, (due[0] - visit.now_ms()) / 1000.0)
 
-    def result(self, visit: Visit, ident: str, **outcome: Any) -> dict[str, Any]:
+    def result(
+        self, visit: Visit, ident: str, *, dumped: bool = False, **outcome: Any
+    ) -> dict[str, Any]:
         """The update that hands an outcome to ``step``; where there is a seal, under the seal.
 
         What no checkpoint could hold is a failure: raising would repeat the call at each resume.
+
+        Args:
+            visit: Where the task stands.
+            ident: What it is the outcome of.
+            dumped: Whether it has been made of JSON types for this, and nobody else holds it.
+            **outcome: The outcome.
         """
         base = {"id": ident, "at": visit.now_ms()}
+        told = {**base, **outcome}
         try:
-            made = self._sealed(visit, _storable({**base, **outcome}))
+            # What the serialiser of checkpoints takes has no need of a copy, if it is ours.
+            as_it_is = dumped and text_of(told) is not None
+            made = self._sealed(visit, told if as_it_is else _storable(told))
         except (AgentError, ValueError) as error:
-            told = dump_failure(error)
+            failure = dump_failure(error)
             output = outcome.get("output")
             usage = output.get("usage") if isinstance(output, dict) else None
             if isinstance(usage, dict):
                 with contextlib.suppress(AgentError):
-                    told["usage"] = _storable(usage)
-            made = self._sealed(visit, {**base, "error": told})
+                    failure["usage"] = _storable(usage)
+            made = self._sealed(visit, {**base, "error": failure})
         return {self.settings.results: [made]}
 
     def _sealed(self, visit: Visit, result: dict[str, Any]) -> dict[str, Any]:

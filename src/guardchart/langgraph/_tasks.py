@@ -118,7 +118,7 @@ class _Model(_Request):
             return {}
         except Exception as error:
             return self._failed(visit, request, error)
-        return self.result(visit, request.id, output=output)
+        return self.result(visit, request.id, dumped=isinstance(service, CallModel), output=output)
 
     async def arun(self, state: Any, config: Any) -> Any:
         visit = self.looked(state, config)
@@ -129,8 +129,9 @@ class _Model(_Request):
         request, waiting = found
         limit_s = self.limit_s(visit, ledger)
         given = request, self.settings.executors, waiting
+        service = waiting.invocation.service
         try:
-            if self._is_async(request, waiting.invocation.service):
+            if self._is_async(request, service):
                 call: Awaitable[Any] = execute_waiting(*given)
             else:
                 call = _threaded(lambda: execute_waiting_sync(*given))
@@ -139,7 +140,7 @@ class _Model(_Request):
             return {}
         except Exception as error:
             return self._failed(visit, request, error)
-        return self.result(visit, request.id, output=output)
+        return self.result(visit, request.id, dumped=isinstance(service, CallModel), output=output)
 
     def _is_async(self, request: Any, service: Any) -> bool:
         declared = getattr(service, "is_async", None)
@@ -184,7 +185,8 @@ class _Tools(_Request):
         if found is None:
             return {}
         request, waiting = found
-        return self.result(visit, request.id, output=execute_waiting_sync(request, None, waiting))
+        output = execute_waiting_sync(request, None, waiting)
+        return self.result(visit, request.id, dumped=True, output=output)
 
     async def arun(self, state: Any, config: Any) -> Any:
         visit = self.looked(state, config)
@@ -193,7 +195,7 @@ class _Tools(_Request):
             return {}
         request, waiting = found
         output = await execute_waiting(request, None, waiting)
-        return self.result(visit, request.id, output=output)
+        return self.result(visit, request.id, dumped=True, output=output)
 
 
 class _Approval(BaseTask):
