@@ -154,10 +154,12 @@ def of_chart(
     delta: bool = False,
     langchain: bool = False,
     ledger: Any = None,
+    bounded: bool = True,
 ) -> Any:
     """The tool loop's chart, compiled; its model and tools are functions, or LangChain's.
 
-    The ledger lies beside the checkpoints, unless another is given.
+    The ledger lies beside the checkpoints, unless another is given. The tools are ``bounded``, as
+    nobody watches a deadline of those of the graph by hand either.
     """
     chart = load_chart()
     for state in ("awaiting_model", "awaiting_tool"):
@@ -168,7 +170,9 @@ def of_chart(
         model = chat_model(chat(kind))
         given = list(map(lc_tool, given))
     harmless, harmful = given
-    tools = tool_registry(harmless, tool(harmful, side_effect=True, timeout_s=5), timeout_s=5)
+    tools = tool_registry(
+        tool(harmless, bounded=bounded), tool(harmful, side_effect=True, bounded=bounded)
+    )
     return statechart_graph(
         chart,
         agent_logic(model, tools, budgets={"max_turns": None}),

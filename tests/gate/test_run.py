@@ -55,6 +55,9 @@ def approved(fn: Callable[..., Any], ledger: Any = None, **more: Any) -> Batch:
     return batch
 
 
+BOUNDED = pytest.mark.parametrize("bounded", [False, True], ids=["watched", "bounded"])
+
+
 # --- texts -------------------------------------------------------------------------------------
 
 
@@ -165,10 +168,60 @@ async def _asee() -> str:
     return variable.get()
 
 
+@BOUNDED
 @pytest.mark.parametrize("fn", [_see, _asee])
-def test_context_variables_reach_a_body_from_sync_code(fn: Any) -> None:
+def test_context_variables_reach_a_body_from_sync_code(fn: Any, bounded: bool) -> None:
     variable.set("seen")
-    assert ran(fn).text == "seen"
+    assert ran(fn, bounded=bounded).text == "seen"
+
+
+@BOUNDED
+def test_a_body_sets_no_context_variable_of_its_caller(bounded: bool) -> None:
+    variable.set("the caller's")
+    assert ran(lambda: variable.set("the body's") and None, bounded=bounded).ok
+    assert variable.get() == "the caller's"
+
+
+@BOUNDED
+def test_a_bounded_body_is_called_in_its_callers_thread(bounded: bool) -> None:
+    threads: list[Any] = []
+    assert ran(lambda: threads.append(threading.current_thread()), bounded=bounded).ok
+    assert (threads == [threading.current_thread()]) is bounded
+
+
+async def test_a_bounded_body_does_not_block_a_loop() -> None:
+    threads: list[Any] = []
+    outcome = await aran(lambda: threads.append(threading.current_thread()), bounded=True)
+    assert outcome.ok and threads != [threading.current_thread()]
+
+
+@pytest.mark.parametrize("fn", [lambda: _asee(), _asee], ids=["returned", "async"])
+def test_what_a_bounded_body_wants_awaited_is_awaited_within_its_time(fn: Any) -> None:
+    variable.set("seen")
+    assert ran(fn, bounded=True).text == "seen"
+    assert ran(_ahang, bounded=True, timeout_s=0.05).status == "timeout"
+
+
+def test_a_bounded_body_that_is_late_after_all_is_done() -> None:
+    batch = approved(lambda: time.sleep(0.05) or "paid", timeout_s=0.01, bounded=True)
+    assert execute(CALL, **batch.arguments()).text == "paid"
+    assert batch.row().status == "done"
+
+
+@BOUNDED
+def test_a_body_that_would_end_its_host_has_failed(bounded: bool) -> None:
+    outcome = ran(lambda: exec("raise SystemExit(3)"), bounded=bounded)
+    assert (outcome.status, outcome.text) == ("failed", "error: SystemExit: 3")
+
+
+def test_a_bounded_call_that_is_interrupted_stays_claimed() -> None:
+    def body() -> str:
+        raise KeyboardInterrupt
+
+    batch = approved(body, bounded=True)
+    with pytest.raises(KeyboardInterrupt):
+        execute(CALL, **batch.arguments())
+    assert batch.row().status == "claimed"
 
 
 @pytest.mark.parametrize("fn", [_see, _asee])
@@ -269,9 +322,10 @@ async def test_a_bodys_own_timeout_error_is_a_failure_in_a_loop() -> None:
 # --- the ledger --------------------------------------------------------------------------------
 
 
-def test_a_side_effect_is_recorded_and_given_again() -> None:
+@BOUNDED
+def test_a_side_effect_is_recorded_and_given_again(bounded: bool) -> None:
     count = []
-    batch = approved(lambda: count.append(1) or "paid")
+    batch = approved(lambda: count.append(1) or "paid", bounded=bounded)
     first = execute(CALL, **batch.arguments())
     second = execute(CALL, **batch.arguments())
     assert (first.text, first.entered) == ("paid", True)
@@ -279,14 +333,15 @@ def test_a_side_effect_is_recorded_and_given_again() -> None:
     assert len(count) == 1
 
 
-def test_a_failure_is_recorded_and_not_run_again() -> None:
+@BOUNDED
+def test_a_failure_is_recorded_and_not_run_again(bounded: bool) -> None:
     count = []
 
     def body() -> None:
         count.append(1)
         raise ValueError("password=CANARY")
 
-    batch = approved(body)
+    batch = approved(body, bounded=bounded)
     first = execute(CALL, **batch.arguments())
     second = execute(CALL, **batch.arguments())
     assert first.text == second.text == "error: ValueError: password=***"
@@ -326,14 +381,15 @@ def test_what_was_certainly_not_sent_is_tried_again_up_to_three_times(times: int
     assert (len(count), batch.row().releases, batch.row().status) == (times + 1, times, "done")
 
 
-def test_what_is_never_sent_fails_in_the_end() -> None:
+@BOUNDED
+def test_what_is_never_sent_fails_in_the_end(bounded: bool) -> None:
     count = []
 
     def body() -> str:
         count.append(1)
         raise NotSentError("no connection")
 
-    batch = approved(body)
+    batch = approved(body, bounded=bounded)
     outcome = execute(CALL, **batch.arguments())
     assert outcome.status == "failed"
     assert len(count) == 4
@@ -426,7 +482,8 @@ async def test_losers_in_a_loop_wait_too() -> None:
     assert len(count) == 1
 
 
-def test_a_pausing_body_releases_its_claim_and_propagates() -> None:
+@BOUNDED
+def test_a_pausing_body_releases_its_claim_and_propagates(bounded: bool) -> None:
     class Pause(Exception):
         pass
 
@@ -437,7 +494,7 @@ def test_a_pausing_body_releases_its_claim_and_propagates() -> None:
             raise Pause
         return "paid"
 
-    batch = approved(body)
+    batch = approved(body, bounded=bounded)
     with pytest.raises(Pause):
         execute(CALL, **batch.arguments(), pauses=(Pause,))
     assert (batch.row().status, batch.row().releases) == ("approved", 0)

@@ -1,8 +1,12 @@
-"""Running a tool's body: on a daemon thread or as a task, never longer than its timeout."""
+"""Running a tool's body: on a daemon thread or as a task, never longer than its timeout.
+
+A body that bounds itself is called where its caller is: a thread beside costs more than a step.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import inspect
 import threading
 from collections.abc import Callable
@@ -12,7 +16,7 @@ from typing import Any
 
 from guardchart.runtime._workers import WORKERS
 
-__all__ = ["BodyQuit", "BodyTimeout", "run_async", "run_sync"]
+__all__ = ["BodyQuit", "BodyTimeout", "run_async", "run_here", "run_sync"]
 
 _GRACE_S = 0.25
 _MARGIN_S = 1.0
@@ -154,6 +158,17 @@ def run_sync(body: Callable[[], Any], timeout_s: float, abandoned: Abandoned, th
         if not future.done():  # this thread was interrupted, the body was not
             abandoned(future)
         raise
+
+
+def run_here(body: Callable[[], Any], timeout_s: float, abandoned: Abandoned, then: Then) -> Any:
+    """As `run_sync` for a body that ends in time by itself: in the caller's thread.
+
+    Only what it may return to be awaited is awaited on a worker, for as long as it may take.
+    """
+    result = contextvars.copy_context().run(_call, body)
+    if inspect.isawaitable(result):
+        return run_sync(lambda: result, timeout_s, abandoned, then)
+    return then(result)
 
 
 async def run_async(

@@ -35,7 +35,7 @@ from guardchart.gate._authorise import (
     read_now,
     to_its_end,
 )
-from guardchart.gate._bodies import BodyQuit, BodyTimeout, run_async, run_sync
+from guardchart.gate._bodies import BodyQuit, BodyTimeout, run_async, run_here, run_sync
 from guardchart.gate._check import MISMATCH
 from guardchart.gate._tools import ToolCall, shown_name
 from guardchart.persistence import ReleaseReason
@@ -256,8 +256,10 @@ def run_authorised(
         TypeError: not an AuthorisedCall, or used before.
     """
     run = _Run(authorised, body, as_text)
+    tool = authorised.tool
+    run_body = run_here if tool.bounded else run_sync
     try:
-        ended = run_sync(run.enter, authorised.tool.timeout_s, run.late, run.returned)
+        ended = run_body(run.enter, tool.timeout_s, run.late, run.returned)
     except BodyTimeout:
         if authorised.give_up():
             run.release("late-entry")

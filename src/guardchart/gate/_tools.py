@@ -102,6 +102,7 @@ class Tool:
     __slots__ = (
         "_side_effect",
         "_timeout_s",
+        "bounded",
         "description",
         "fn",
         "is_async",
@@ -125,6 +126,7 @@ class Tool:
         trusted: bool = False,
         sequential: bool = False,
         requires_approval: bool = False,
+        bounded: bool = False,
         max_argument_bytes: int = MAX_ARGUMENT_BYTES,
     ) -> None:
         if name == RESERVED_NAME:
@@ -144,6 +146,7 @@ class Tool:
         self.trusted = bool(trusted)
         self.sequential = bool(sequential)
         self.requires_approval = bool(requires_approval)
+        self.bounded = bool(bounded)
         self.max_argument_bytes = max_argument_bytes
         self.is_async = inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(
             getattr(fn, "__call__", None)  # noqa: B004
@@ -162,6 +165,7 @@ class Tool:
         trusted: bool = False,
         sequential: bool = False,
         requires_approval: bool = False,
+        bounded: bool = False,
     ) -> Tool:
         """Make a tool that is known by a JSON Schema only (MCP, external servers).
 
@@ -176,6 +180,8 @@ class Tool:
             trusted: True lets its results count as trusted sources.
             sequential: True never runs it beside another call.
             requires_approval: True asks a human even where nothing changes.
+            bounded: True says that the body ends within ``timeout_s`` by itself. A synchronous host
+                then calls it in its own thread, and nobody stops waiting for it.
 
         Raises:
             MissingExtraError: ``jsonschema`` is not installed.
@@ -191,6 +197,7 @@ class Tool:
             trusted=trusted,
             sequential=sequential,
             requires_approval=requires_approval,
+            bounded=bounded,
         )
 
     @property
@@ -273,6 +280,7 @@ def tool(
     trusted: bool = False,
     sequential: bool = False,
     requires_approval: bool = False,
+    bounded: bool = False,
 ) -> Tool:
     """Make a tool from a function; its annotated signature becomes a strict schema.
 
@@ -287,6 +295,8 @@ def tool(
         trusted: True lets its results count as trusted sources for rules.
         sequential: True never runs it beside another call of the same turn.
         requires_approval: True asks a human though it changes nothing.
+        bounded: True says that the body ends within ``timeout_s`` by itself. A synchronous host
+            then calls it in its own thread, and nobody stops waiting for it.
 
     Returns:
         The tool, for `tool_registry`. What the registry says of timeouts and side effects
@@ -310,6 +320,7 @@ def tool(
         trusted=trusted,
         sequential=sequential,
         requires_approval=requires_approval,
+        bounded=bounded,
     )
     if foreign is not None:
         return foreign  # type: ignore[no-any-return]
@@ -331,4 +342,5 @@ def tool(
         trusted=trusted,
         sequential=sequential,
         requires_approval=requires_approval,
+        bounded=bounded,
     )

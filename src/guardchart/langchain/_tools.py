@@ -292,6 +292,7 @@ def as_tool(
     trusted: bool = False,
     sequential: bool = False,
     requires_approval: bool = False,
+    bounded: bool = False,
 ) -> Tool:
     """Return a LangChain tool as a `Tool`; `tool` and `tool_registry` call this.
 
@@ -305,6 +306,8 @@ def as_tool(
         trusted: True lets its results count as trusted sources for rules.
         sequential: True never runs it beside another call of the same turn.
         requires_approval: True asks a human though it changes nothing.
+        bounded: True says that the body ends within ``timeout_s`` by itself. A synchronous host
+            then calls it in its own thread, and nobody stops waiting for it.
 
     Returns:
         The tool. Its body is ``invoke`` or ``ainvoke``, with the config of the current run.
@@ -338,6 +341,7 @@ def as_tool(
         trusted=trusted,
         sequential=sequential,
         requires_approval=requires_approval,
+        bounded=bounded,
     )
     made.is_async = body.is_async
     return made

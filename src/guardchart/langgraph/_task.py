@@ -167,7 +167,7 @@ class BaseTask:
             shown = FixedClock(clock.now_ms()) if simulated else SystemClock()
             step = self.led_here(visit)
             left = None if step is None else step._left
-            if left is None or left.actors:
+            if left is None or left.actors or left.snapshot is not snapshot:
                 left = self.origin(visit, ledger).opened(shown)
             left.clock = shown
             standing = visit.standing = snapshot, left
@@ -178,12 +178,11 @@ class BaseTask:
 
         Only once: an executor may have changed its requests in place, so a retry looks anew.
         """
-        known = visit.known
-        if known is None or known.snapshot is not visit.snapshot:
+        step = None if visit.known is None else visit.known.step
+        if step is None or step.snapshot is not visit.snapshot:
             return None
-        if getattr(getattr(visit.runtime, "execution_info", None), "node_attempt", 0) != 1:
-            return None
-        return known.step
+        info = getattr(visit.runtime, "execution_info", None)
+        return step if getattr(info, "node_attempt", 0) == 1 else None
 
     def origin(self, visit: Visit, ledger: Any) -> Origin:
         assert visit.snapshot is not None
