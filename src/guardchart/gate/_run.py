@@ -241,6 +241,8 @@ def run_authorised(
 ) -> Outcome:
     """Enter an authorised call, wait for its body at most the tool's timeout, record it.
 
+    A tool that bounds itself is called in this thread, and waited for until it ends.
+
     Args:
         authorised: from `authorise`; used up by this call.
         body: runs in place of the tool's own function, with the arguments as a dict; for doors
