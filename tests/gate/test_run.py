@@ -182,6 +182,18 @@ def test_a_body_sets_no_context_variable_of_its_caller(bounded: bool) -> None:
     assert variable.get() == "the caller's"
 
 
+class _Lazy:
+    def __str__(self) -> str:
+        return variable.get()
+
+
+@BOUNDED
+@pytest.mark.parametrize("made", [_Lazy, _asee])
+def test_what_a_body_set_is_seen_by_what_it_returns(made: Any, bounded: bool) -> None:
+    outcome = ran(lambda: (variable.set("the body's"), made())[1], bounded=bounded)
+    assert "the body's" in outcome.text
+
+
 @BOUNDED
 def test_a_bounded_body_is_called_in_its_callers_thread(bounded: bool) -> None:
     threads: list[Any] = []

@@ -165,10 +165,11 @@ def run_here(body: Callable[[], Any], timeout_s: float, abandoned: Abandoned, th
 
     Only what it may return to be awaited is awaited on a worker, for as long as it may take.
     """
-    result = contextvars.copy_context().run(_call, body)
+    context = contextvars.copy_context()
+    result = context.run(_call, body)
     if inspect.isawaitable(result):
-        return run_sync(lambda: result, timeout_s, abandoned, then)
-    return then(result)
+        return context.run(run_sync, lambda: result, timeout_s, abandoned, then)
+    return context.run(then, result)
 
 
 async def run_async(
