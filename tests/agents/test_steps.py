@@ -668,6 +668,20 @@ def test_a_plain_kernel_snapshot_can_be_stepped() -> None:
     assert isinstance(step.snapshot.run, str)
 
 
+def test_a_request_whose_fields_are_made_late_is_dumped_as_any_other() -> None:
+    machine, _ = _machine([turn(balance()), say()], {"chart": allowing("balance")}, Bank())
+    stepped = Stepped(machine, InMemoryLedger())
+    stepped.send(START)
+    (asking,) = stepped.requests
+    stepped.perform(asking)
+    for request in (asking, *stepped.requests):
+        plain = request_from_json(request.to_json())
+        assert request.model_dump(include={"id"}) == {"id": request.id}
+        for how in ({"exclude": {"src", "digest"}}, {"by_alias": False}, {"by_alias": True}):
+            assert request.model_dump(**how) == plain.model_dump(**how)
+    assert [each.kind for each in stepped.requests] == ["tool"]
+
+
 def test_a_tool_request_says_what_it_is() -> None:
     with pytest.raises(AgentConfigError, match="a request of a step"):
         execute_agent_request_sync("tools@4#0")  # type: ignore[arg-type]

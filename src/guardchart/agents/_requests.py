@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Protocol, Self, TypeAlias
 
-from pydantic import ConfigDict, Field, PrivateAttr, model_serializer
+from pydantic import ConfigDict, Field, PrivateAttr, SerializationInfo, model_serializer
 
 from guardchart.agents._messages import Message
 from guardchart.agents._models import ModelResponse, Usage
@@ -267,9 +267,11 @@ class _Made(Wire):
             return found
 
     @model_serializer(mode="wrap")
-    def _written(self, handler: Any) -> dict[str, Any]:
+    def _written(self, handler: Any, info: SerializationInfo) -> dict[str, Any]:
         fields = {name: getattr(self, name) for name in self._PLAIN.model_fields}
-        return self._PLAIN.model_construct(**fields).model_dump(mode="json")
+        return self._PLAIN.model_construct(**fields).model_dump(
+            mode=info.mode, by_alias=info.by_alias, include=info.include, exclude=info.exclude
+        )
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, self._PLAIN):
