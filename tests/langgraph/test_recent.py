@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 from typing import Any
 
@@ -13,6 +14,7 @@ from langgraph.types import Command
 
 from guardchart import MachineLogic
 from guardchart.agents import FakeModel, agent_logic, approval_event
+from guardchart.agents._stepper import Stepper
 from guardchart.gate import Seal
 from guardchart.kernel import create_machine, initial_transition
 from guardchart.langgraph import _visit, statechart_graph
@@ -150,6 +152,22 @@ def test_a_snapshot_that_waits_for_a_person_is_read_again_when_it_goes_on(
     out = graph.invoke(Command(resume=approval_event(calls)), thread())
     # By the task that asks; the step that takes the answer finds what that one read.
     assert refunds.done == [(7, 500)] and len(loads) == 1
+
+
+@pytest.mark.parametrize("mode", ["batched", "per_call"])
+def test_a_run_that_waits_for_a_person_leaves_no_machine_behind(mode: str) -> None:
+    def alive() -> int:
+        return sum(isinstance(each, Stepper) for each in gc.get_objects())
+
+    graph = made([REFUND, {"text": "done"}], interrupt_mode=mode)
+    gc.collect()
+    gc.disable()
+    try:
+        before = alive()
+        assert graph.invoke({"event": start()}, thread())["__interrupt__"]
+        assert alive() <= before
+    finally:
+        gc.enable()
 
 
 @pytest.mark.gate

@@ -242,6 +242,8 @@ class Visit:
         """Have what is known of the snapshot that was found forgotten: no other task reads it."""
         if self.known is not None and self.settings.recent is not None:
             self.settings.recent.leave(self.known)
+            # An interrupt keeps the frames of its task, which is a cycle.
+            self.known = None
 
     def writer(self) -> Callable[[Any], None] | None:
         """What writes to the custom stream; None where nobody reads it."""
