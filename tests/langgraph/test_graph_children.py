@@ -380,9 +380,10 @@ def test_spawned_agents_without_a_seal_are_refused_when_the_graph_is_built() -> 
 
 
 @KINDS
+@pytest.mark.parametrize("below", [False, True], ids=["alone", "below"])
 @pytest.mark.parametrize("named", [True, False], ids=["named", "unnamed"])
 async def test_a_service_that_an_action_spawns_is_run_if_a_task_can_find_it(
-    kind: str, named: bool
+    kind: str, named: bool, below: bool
 ) -> None:
     def work(scope: Any, context: Any, event: Any) -> int:
         return 42
@@ -396,10 +397,8 @@ async def test_a_service_that_an_action_spawns_is_run_if_a_task_can_find_it(
         "context": {"found": None},
         "states": {
             "open": {
-                "on": {
-                    "GO": {"actions": "begin"},
-                    "xstate.done.actor.helper": {"target": "over", "actions": "keep"},
-                }
+                "entry": "begin",
+                "on": {"xstate.done.actor.helper": {"target": "over", "actions": "keep"}},
             },
             "over": {"type": "final"},
         },
@@ -408,6 +407,11 @@ async def test_a_service_that_an_action_spawns_is_run_if_a_task_can_find_it(
         actions={"begin": begin, "keep": lambda context, event: {"found": event.data}},
         services={"work": work} if named else {},
     )
+    if below:
+        logic = MachineLogic(services={"kid": create_machine(chart, logic)})
+        kid = {"src": "kid", "id": "kid", "onDone": "over"}
+        states = {"open": {"invoke": kid}, "over": {"type": "final"}}
+        chart = {"id": "around", "initial": "open", "states": states}
     graph = statechart_graph(chart, logic, seal=Seal(KEY), checkpointer=InMemorySaver())
     if not named:
         with pytest.raises(AgentConfigError, match="put it into services="):
@@ -415,4 +419,5 @@ async def test_a_service_that_an_action_spawns_is_run_if_a_task_can_find_it(
         assert "xsm" not in graph.get_state(thread()).values
         return
     out = await run(kind, graph, {"event": "GO"})
-    assert out["xsm"]["status"] == "done" and out["xsm"]["context"] == {"found": 42}
+    assert out["xsm"]["status"] == "done"
+    assert out["xsm"]["context"] == ({} if below else {"found": 42})

@@ -151,6 +151,8 @@ class _Move:
     def _found(self) -> Snapshot:
         visit = self.visit
         if visit.snapshot is None:
+            # What is made here will be sealed; nobody else has had it.
+            visit.own = self.node.seal is not None
             self.step = initial_agent_step(
                 self.node.machine,
                 run=visit.nonce(),
@@ -334,7 +336,9 @@ class _Move:
         work: list[tuple[str, str]] = []
         if self.snapshot.children:
             work = [(TOOLS if each.kind == "tool" else MODEL, each.id) for each in self._requests()]
-            if self.settings.serves or any(c.spawned for c in self.snapshot.children.values()):
+            # A machine below, which has a snapshot, may have spawned something, too.
+            below = self.snapshot.children.values()
+            if self.settings.serves or any(c.spawned or c.snapshot is not None for c in below):
                 self.services = self._services()
                 work += [(SERVICE, ident) for ident in self.services]
         if work:
@@ -349,11 +353,12 @@ class _Move:
         """The services that wait to be run and are neither a model nor a tool."""
         waiting = self._standing().waiting()
         found = [each for each in waiting if not hasattr(each.invocation.service, "step_requests")]
-        if any(each.invocation.service is None for each in found):
-            raise AgentConfigError(
-                f"statechart_graph: {self.snapshot.machine.id!r} spawned a service that its logic "
-                "does not name, so that no task finds it; put it into services="
-            )
+        for each in found:
+            if each.invocation.service is None:
+                raise AgentConfigError(
+                    f"statechart_graph: {each.actor.machine.id!r} spawned a service that its logic "
+                    "does not name, so that no task finds it; put it into services="
+                )
         return [each.id for each in found]
 
     def _goto(self, work: list[tuple[str, str]], written: Mapping[str, Any]) -> list[Any]:
