@@ -14,7 +14,14 @@ from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 from langgraph.types import Command
 
 from guardchart import MachineLogic, SimulatedClock, create_machine
-from guardchart.agents import FakeModel, RetryPolicy, agent_logic, load_chart, spawn_agent
+from guardchart.agents import (
+    FakeModel,
+    RetryPolicy,
+    agent_logic,
+    create_text_logic,
+    load_chart,
+    spawn_agent,
+)
 from guardchart.errors import AgentConfigError
 from guardchart.gate import Seal
 from guardchart.langgraph import (
@@ -421,3 +428,31 @@ async def test_a_service_that_an_action_spawns_is_run_if_a_task_can_find_it(
     out = await run(kind, graph, {"event": "GO"})
     assert out["xsm"]["status"] == "done"
     assert out["xsm"]["context"] == ({} if below else {"found": 42})
+
+
+def test_a_question_to_a_model_that_only_an_action_spawns_is_asked() -> None:
+    chart = {
+        "id": "asking",
+        "initial": "open",
+        "context": {"found": None},
+        "states": {
+            "open": {
+                "entry": "begin",
+                "on": {"xstate.done.actor.helper": {"target": "over", "actions": "keep"}},
+            },
+            "over": {"type": "final"},
+        },
+    }
+
+    def begin(scope: Any, context: Any, event: Any, action: Any) -> None:
+        scope.spawn("greet", id="helper")
+
+    logic = MachineLogic(
+        actions={"begin": begin, "keep": lambda context, event: {"found": event.data}},
+        services={"greet": create_text_logic(prompt="Say hi.")},
+    )
+    graph = statechart_graph(
+        chart, logic, seal=Seal(KEY), executors={"generate_text": lambda request: "hi"}
+    )
+    out = graph.invoke({"event": "GO"}, thread())
+    assert out["xsm"]["status"] == "done" and out["xsm"]["context"] == {"found": "hi"}

@@ -267,10 +267,14 @@ class _Made(Wire):
             return found
 
     @model_serializer(mode="wrap")
-    def _written(self, handler: Any, info: SerializationInfo) -> dict[str, Any]:
+    def _written(  # type: ignore[override]  # pydantic looks whether it takes the info
+        self, handler: Any, info: SerializationInfo
+    ) -> dict[str, Any]:
         fields = {name: getattr(self, name) for name in self._PLAIN.model_fields}
+        include: Any = info.include
+        exclude: Any = info.exclude
         return self._PLAIN.model_construct(**fields).model_dump(
-            mode=info.mode, by_alias=info.by_alias, include=info.include, exclude=info.exclude
+            mode=info.mode, by_alias=info.by_alias, include=include, exclude=exclude
         )
 
     def __eq__(self, other: object) -> bool:

@@ -17,6 +17,7 @@ from typing_extensions import TypedDict  # before 3.12 pydantic makes no JSON sc
 
 from guardchart.agents import validate_agent_chart
 from guardchart.agents._multi import spawned_agents
+from guardchart.agents._services import CallModel, RunTool
 from guardchart.agents._sources import with_sources
 from guardchart.errors import AgentConfigError
 from guardchart.kernel import Machine
@@ -380,8 +381,9 @@ def _present(built: Machine) -> list[str]:
     for machine in _family(built):
         services = getattr(machine.logic, "services", None) or {}
         named = [services.get(each.src) for node in machine.order for each in node.invokes]
-        # An action may spawn what no state invokes.
-        spawned = [each for each in services.values() if not hasattr(each, "step_requests")]
+        # An action may spawn what no state invokes, but for the two services of the loop.
+        loops = CallModel, RunTool
+        spawned = [each for each in services.values() if not isinstance(each, loops)]
         for service in (*named, *spawned):
             if isinstance(service, Machine):
                 continue
