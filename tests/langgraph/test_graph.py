@@ -19,6 +19,7 @@ from guardchart import MachineLogic, SimulatedClock
 from guardchart.agents import (
     FakeModel,
     ModelResponse,
+    Usage,
     agent_logic,
     approval_event,
     decisions_event,
@@ -28,7 +29,7 @@ from guardchart.agents import (
 )
 from guardchart.agents import RetryPolicy as LoopRetry
 from guardchart.errors import AgentConfigError, SnapshotError
-from guardchart.gate import Seal
+from guardchart.gate import Seal, ToolCall
 from guardchart.langgraph import (
     _question,
     apending_approval,
@@ -953,6 +954,26 @@ def test_a_models_answer_that_no_checkpoint_holds_is_its_failure(seal: Any) -> N
     out = graph.invoke({"event": start()}, thread())
     context = out["xsm"]["context"]
     assert out["xsm"]["state_ids"] == ["toolLoop.done"] and context["result"] == "half \ufffd"
+    assert context["tokens_out"] >= 7
+
+
+@BOTH
+@pytest.mark.parametrize("seal", [None, Seal("0123456789abcdef")])
+@pytest.mark.parametrize(
+    "odd",
+    [
+        ModelResponse("hi", (), Usage(5, 7), b"bytes"),
+        ModelResponse("hi", (), Usage(5, 7), float("nan")),
+        ModelResponse(None, (ToolCall(b"c1", "lookup", {"order_id": 1}),), Usage(5, 7)),
+    ],
+)
+async def test_a_models_answer_whose_names_are_no_json_is_its_failure(
+    kind: str, seal: Any, odd: ModelResponse
+) -> None:
+    graph = made([odd, {"text": "well"}], seal=seal, logic={"retry": LoopRetry(delay_s=0.01)})
+    out = await run(kind, graph, {"event": start()})
+    context = out["xsm"]["context"]
+    assert out["xsm"]["state_ids"] == ["toolLoop.done"] and context["result"] == "well"
     assert context["tokens_out"] >= 7
 
 

@@ -13,7 +13,7 @@ import contextvars
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, Final
 
 from langgraph.errors import GraphBubbleUp
 
@@ -118,7 +118,8 @@ class _Model(_Request):
             return {}
         except Exception as error:
             return self._failed(visit, request, error)
-        return self.result(visit, request.id, dumped=isinstance(service, CallModel), output=output)
+        dumped = _is_dumped(service, output)
+        return self.result(visit, request.id, dumped=dumped, output=output)
 
     async def arun(self, state: Any, config: Any) -> Any:
         visit = self.looked(state, config)
@@ -140,7 +141,8 @@ class _Model(_Request):
             return {}
         except Exception as error:
             return self._failed(visit, request, error)
-        return self.result(visit, request.id, dumped=isinstance(service, CallModel), output=output)
+        dumped = _is_dumped(service, output)
+        return self.result(visit, request.id, dumped=dumped, output=output)
 
     def _is_async(self, request: Any, service: Any) -> bool:
         declared = getattr(service, "is_async", None)
@@ -163,6 +165,19 @@ class _Model(_Request):
         if getattr(info, "node_attempt", 1) < self.settings.attempts(error):
             raise error
         return self.result(visit, request.id, error=dump_failure(error))
+
+
+_NAMES: Final = frozenset({str, type(None)})
+
+
+def _is_dumped(service: Any, output: Any) -> bool:
+    """Whether an answer is JSON types: a turn, unless the model gave bytes or such for a name."""
+    if not isinstance(service, CallModel):
+        return False
+    names = [output["model"]]
+    for call in output["tool_calls"]:
+        names += call["id"], call["name"]
+    return _NAMES.issuperset(map(type, names))
 
 
 def _called(waiting: Waiting) -> Waiting:
