@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 import pytest
-from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.types import Command
 
@@ -302,11 +302,17 @@ def test_a_channel_is_known_as_far_as_its_messages_are_the_same_objects() -> Non
 
 
 def test_a_message_that_was_edited_in_place_is_read_again() -> None:
-    said = [HumanMessage("a secret"), AIMessage([{"type": "text", "text": "a secret"}])]
+    said = [
+        HumanMessage("a secret"),
+        AIMessage([{"type": "text", "text": "a secret"}]),
+        ToolMessage("found", tool_call_id="c0", name="lookup"),
+    ]
     for edit in (
         lambda: setattr(said[0], "content", "gone"),
         lambda: said[1].content[0].update(text="gone"),
         lambda: said[1].tool_calls.append({"name": "lookup", "args": {}, "id": "c1"}),
+        lambda: setattr(said[2], "tool_call_id", "c1"),
+        lambda: setattr(said[2], "name", "gone"),
     ):
         kept = known({}, channel=said)
         assert kept.stands()

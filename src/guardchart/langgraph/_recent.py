@@ -104,7 +104,11 @@ def _said(data: Any, snapshot: Snapshot, conversation: Conversation | None) -> b
     if conversation is not None:
         # One that was edited in place, to take out what no model shall see, is another message.
         fields = map(vars, conversation.channel)
-        messages = [(each["content"], each.get("tool_calls")) for each in fields]
+        # All that its compact form is made of.
+        messages = [
+            (each["content"], each.get("tool_calls"), each.get("tool_call_id"), each.get("name"))
+            for each in fields
+        ]
     return text_of((data, snapshot.context.copy(), inputs, messages))
 
 
