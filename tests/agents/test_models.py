@@ -1,5 +1,6 @@
 import asyncio
 import concurrent.futures
+import dataclasses
 import functools
 import math
 import subprocess
@@ -286,6 +287,16 @@ def test_model_response_keeps_calls_as_a_tuple():
     assert ModelResponse(tool_calls=[call]).tool_calls == (call,)
     assert ModelResponse(tool_calls=None).tool_calls == ()
     assert ModelResponse() == ModelResponse(None, (), Usage(0, 0, 0.0), None)
+
+
+def test_a_dataclass_made_of_a_model_response_keeps_its_calls_as_a_tuple_too():
+    @dataclasses.dataclass(frozen=True)
+    class Noted(ModelResponse):
+        note: str = ""
+
+    call = ToolCall("c", "t", {})
+    assert Noted(tool_calls=[call], note="n").tool_calls == (call,)
+    assert dataclasses.replace(Noted("hi"), tool_calls=[call]).tool_calls == (call,)
 
 
 async def _async_call(messages, tools):

@@ -107,6 +107,11 @@ class ModelResponse:
         fields["model"] = model
         fields["finish_reason"] = finish_reason
 
+    def __post_init__(self) -> None:
+        """What the ``__init__`` of a dataclass that is made of this one calls."""
+        if type(self.tool_calls) is not tuple:
+            vars(self)["tool_calls"] = tuple(self.tool_calls or ())
+
 
 ModelCall: TypeAlias = Callable[
     [list[Message], list[ToolSchema]], ModelResponse | Awaitable[ModelResponse]
