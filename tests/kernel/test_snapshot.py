@@ -16,6 +16,7 @@ from guardchart.errors import ChartError, SnapshotDriftError, SnapshotError, Ste
 from guardchart.kernel._compile import Machine, create_machine
 from guardchart.kernel._effects import Spawn
 from guardchart.kernel._events import done, failed, fired
+from guardchart.kernel._plain import MAX_BYTES
 from guardchart.kernel._snapshot import (
     Drift,
     dump,
@@ -168,6 +169,21 @@ def test_dump_refuses_what_load_could_not_read_again() -> None:
         with pytest.raises(SnapshotError, match=f"max_bytes={cap}"):
             dump(snapshot, max_bytes=cap)
         assert load(machine, json.dumps(dump(snapshot, max_bytes=2 * cap)), max_bytes=2 * cap)
+
+
+@pytest.mark.parametrize(
+    "number",
+    [10**4299, -(10**400), 2**63, 2**63 - 1, -(2**63), -1.7976931348623157e308, 5e-324],
+    ids=lambda each: f"{type(each).__name__} of {len(str(each))}",
+)
+def test_dump_refuses_numbers_whose_text_could_not_be_read_again(number: Any) -> None:
+    machine = rich()
+    many = [number] * (MAX_BYTES // (len(str(number)) + 2) + 1)
+    with pytest.raises(SnapshotError, match=f"max_bytes={MAX_BYTES}"):
+        dump(update_context(walk(machine), {"messages": many}))
+    fewer = many[: len(many) * 9 // 10]
+    text = json.dumps(dump(update_context(walk(machine), {"messages": fewer})))
+    assert load(machine, text)
 
 
 def test_load_takes_a_snapshot_exactly_at_the_cap() -> None:

@@ -23,8 +23,10 @@ MAX_DEPTH: Final = 100
 # CPython neither writes nor reads longer integers as text (sys.set_int_max_str_digits).
 _INT_LIMIT: Final = 10**4300
 _FLOAT_MAX: Final = 1.7976931348623157e308
-_INT_LEAST: Final = -_INT_LIMIT
 _FLOAT_LEAST: Final = -_FLOAT_MAX
+# A shorter integer takes no more digits than a float, which is counted as nothing.
+_INT_SHORT: Final = 2**63
+_INT_SHORT_LEAST: Final = -_INT_SHORT
 _SEGMENTS_SHOWN: Final = 12
 _OBJECTS: Final = {dict}
 # From how many objects on a list is worth trying to take all at once.
@@ -84,8 +86,8 @@ def copy_json(
 
     Args:
         value: Any dict; nothing about its contents is assumed.
-        max_bytes: Cap on the size, counted as the characters of strings and keys plus
-            the least punctuation: never more than the JSON text would have.
+        max_bytes: Cap on the size, counted as the characters of strings and keys, most digits of
+            long integers and the least punctuation: never more than the JSON text would have.
         max_depth: Cap on nested containers, ``value`` itself being the first.
         names: Keys that may appear in an error's path. Any other is shown by position.
         owned: Whether the parser has just made ``value`` and nobody else holds any of it:
@@ -133,8 +135,8 @@ def _copy(
                     if kind is str:
                         size += len(item)
                     elif kind is int:
-                        if not _INT_LEAST < item < _INT_LIMIT:
-                            raise _Refused
+                        if not _INT_SHORT_LEAST < item < _INT_SHORT:
+                            size += _digits(item)
                     elif item is None or kind is bool:
                         pass
                     elif kind is list or kind is dict:
@@ -174,8 +176,8 @@ def _copy(
                     elif item is None or kind is bool:
                         pass
                     elif kind is int:
-                        if not _INT_LEAST < item < _INT_LIMIT:
-                            raise _Refused
+                        if not _INT_SHORT_LEAST < item < _INT_SHORT:
+                            size += _digits(item)
                     elif kind is not float or not _FLOAT_LEAST <= item <= _FLOAT_MAX:
                         raise _Refused
             left -= size
@@ -183,6 +185,13 @@ def _copy(
                 raise _TooLarge
         level = below
     return copy, max_bytes - left
+
+
+def _digits(number: int) -> int:
+    """About how many digits a long integer has, and not more."""
+    if not -_INT_LIMIT < number < _INT_LIMIT:
+        raise _Refused
+    return number.bit_length() // 4
 
 
 def _all_texts(objects: list[dict[Any, Any]], left: int, owned: bool) -> int | None:
@@ -264,7 +273,7 @@ def _fault(item: object) -> str | None:
     if item is None or type(item) is bool or type(item) is str:
         return None
     if type(item) is int:
-        return None if _INT_LEAST < item < _INT_LIMIT else _LONG
+        return None if -_INT_LIMIT < item < _INT_LIMIT else _LONG
     if type(item) is float:
         return None if _FLOAT_LEAST <= item <= _FLOAT_MAX else _FINITE
     return _TYPE

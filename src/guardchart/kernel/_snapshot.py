@@ -118,8 +118,9 @@ def dump(
         "status": status,
         **copy,
     }
-    # Twelve: the most a character can take, a surrogate pair written as two escapes.
-    most = 12 * (size + len(machine.id) + len(machine.version or "") + _FRAME_CHARS)
+    # Thirteen: a float of 24 digits and its comma are counted as two. A character takes no more
+    # than twelve, a surrogate pair written as two escapes.
+    most = 13 * (size + len(machine.id) + len(machine.version or "") + _FRAME_CHARS)
     if most > max_bytes and written_size(data) > max_bytes:
         raise SnapshotError(f"larger than max_bytes={max_bytes}")
     return data
