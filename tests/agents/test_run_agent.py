@@ -343,7 +343,7 @@ async def test_a_waiting_state_rests_whatever_its_timers_and_others_are_served_r
         "initial": "a",
         "states": {
             "a": {"after": {"10": "b"}},
-            "b": {"tags": ["waiting"], "after": {"50": "c"}},
+            "b": {"tags": ["waiting"], "after": {"5000": "c"}},
             "c": {"after": {"600000": "d"}},
             "d": {},
         },
