@@ -260,8 +260,9 @@ async def test_a_sync_tool_does_not_block_the_loop() -> None:
 
 
 def _hang() -> None:
+    mine = ended
     release.wait(5)
-    ended.set()
+    mine.set()
 
 
 async def _ahang() -> None:
@@ -270,14 +271,15 @@ async def _ahang() -> None:
 
 
 async def _stubborn() -> None:
+    released, mine = release, ended
     for _ in range(250):
         try:
             await asyncio.sleep(0.02)
         except asyncio.CancelledError:
             continue
-        if release.is_set():
+        if released.is_set():
             break
-    ended.set()
+    mine.set()
 
 
 release = threading.Event()
@@ -286,8 +288,9 @@ ended = threading.Event()
 
 @pytest.fixture(autouse=True)
 def _released() -> Any:
-    release.clear()
-    ended.clear()
+    """Events of each test's own: a body that is left behind ends in a later one."""
+    global release, ended
+    release, ended = threading.Event(), threading.Event()
     yield
     release.set()
 
