@@ -154,10 +154,7 @@ def report(rounds: int, *, as_json: bool) -> int:
     """Print the table; return the exit status."""
     # A bar is told from a median within a few hundredths of it only by many turns.
     found = {row: measure(row, rounds // 2 if row.bar is None else rounds * 2) for row in ROWS}
-    # To the two digits that are shown: the third is chance.
-    missed = any(
-        row.bar is not None and round(each.ratio, 2) > row.bar for row, each in found.items()
-    )
+    missed = any(row.bar is not None and each.ratio > row.bar for row, each in found.items())
     if as_json:
         print(json.dumps({row.title: each._asdict() for row, each in found.items()}))
         return 1 if missed else 0
