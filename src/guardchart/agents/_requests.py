@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Protocol, Self, TypeAlias
 
-from pydantic import ConfigDict, Field, PrivateAttr, SerializationInfo, model_serializer
+from pydantic import ConfigDict, Field, PrivateAttr, model_serializer
 
 from guardchart.agents._messages import Message
 from guardchart.agents._models import ModelResponse, Usage
@@ -267,15 +267,11 @@ class _Made(Wire):
             return found
 
     @model_serializer(mode="wrap")
-    def _written(  # type: ignore[override]  # pydantic looks whether it takes the info
-        self, handler: Any, info: SerializationInfo
-    ) -> dict[str, Any]:
-        fields = {name: getattr(self, name) for name in self._PLAIN.model_fields}
-        include: Any = info.include
-        exclude: Any = info.exclude
-        return self._PLAIN.model_construct(**fields).model_dump(
-            mode=info.mode, by_alias=info.by_alias, include=include, exclude=exclude
-        )
+    def _written(self, handler: Any) -> dict[str, Any]:
+        # All of them, in the order of the fields.
+        made = {name: getattr(self, name) for name in self._PLAIN.model_fields}
+        object.__setattr__(self, "__dict__", made)
+        return super()._written(handler)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, self._PLAIN):
@@ -287,8 +283,11 @@ class _Made(Wire):
 
 @functools.cache
 def _defaults(cls: type[_Made]) -> dict[str, Any]:
-    late = cls._LATE
-    return {name: each.default for name, each in cls.model_fields.items() if name not in late}
+    return {
+        name: each.default
+        for name, each in cls.model_fields.items()
+        if name not in cls._LATE and not each.is_required()
+    }
 
 
 class LoopTextRequest(_Made, AgentTextRequest):
