@@ -246,6 +246,8 @@ def test_the_log_tells_what_happened_step_by_step(store: Any, is_async: bool) ->
     ]
     assert log[1]["event"]["payload"] == {"prompt": "refund order 7"}
     assert log[2]["raw"]["tool_calls"][0]["name"] == "refund"
+    # A verdict is a named tuple, which a log keeps by its names.
+    assert log[2]["raw"]["verdicts"][0]["digest"]
     assert [each["rev"] for each in log] == sorted(each["rev"] for each in log)
     assert all(isinstance(each["at_ms"], float) for each in log)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -72,6 +72,19 @@ def test_an_entry_holds_the_event_the_raw_result_and_the_time_p12() -> None:
     assert entry["event"]["type"] == "xstate.done.actor.model" and entry["at_ms"] == 9.0
     assert entry["raw"]["usage"]["input_tokens"] == 3 and entry["raw"]["text"] == "hi"
     assert json.loads(json.dumps(entry)) == entry
+
+
+def test_a_raw_result_that_is_a_named_tuple_is_kept_by_its_names_p12() -> None:
+    machine, _ = _machine([say("hi")], {}, Bank())
+    step = initial_agent_step(machine, "please", now=7.0, run="r")
+    raw = Marked("hi", 3)
+    step = resolve_agent_step(machine, step, step.requests[0], {"text": "hi"}, raw=raw, now=9.0)
+    assert step.entry["raw"] == {"text": "hi", "tokens": 3}
+
+
+class Marked(NamedTuple):
+    text: str
+    tokens: int
 
 
 def test_a_denied_event_is_replayed_as_denied_p11() -> None:

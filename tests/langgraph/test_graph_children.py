@@ -386,6 +386,21 @@ def test_spawned_agents_without_a_seal_are_refused_when_the_graph_is_built() -> 
         statechart_graph(DESK, own.merge(spawned), seal=Seal(KEY))
 
 
+SPAWNING: dict[str, Any] = {
+    "id": "spawning",
+    "initial": "open",
+    "context": {"found": None},
+    "states": {
+        "open": {
+            "entry": "begin",
+            "on": {"xstate.done.actor.helper": {"target": "over", "actions": "keep"}},
+        },
+        "over": {"type": "final"},
+    },
+}
+"""What it waits for is invoked by no state: an action spawns it."""
+
+
 @KINDS
 @pytest.mark.parametrize("below", [False, True], ids=["alone", "below"])
 @pytest.mark.parametrize("named", [True, False], ids=["named", "unnamed"])
@@ -398,18 +413,7 @@ async def test_a_service_that_an_action_spawns_is_run_if_a_task_can_find_it(
     def begin(scope: Any, context: Any, event: Any, action: Any) -> None:
         scope.spawn("work" if named else work, id="helper")
 
-    chart = {
-        "id": "spawning",
-        "initial": "open",
-        "context": {"found": None},
-        "states": {
-            "open": {
-                "entry": "begin",
-                "on": {"xstate.done.actor.helper": {"target": "over", "actions": "keep"}},
-            },
-            "over": {"type": "final"},
-        },
-    }
+    chart = SPAWNING
     logic = MachineLogic(
         actions={"begin": begin, "keep": lambda context, event: {"found": event.data}},
         services={"work": work} if named else {},
@@ -431,19 +435,6 @@ async def test_a_service_that_an_action_spawns_is_run_if_a_task_can_find_it(
 
 
 def test_a_question_to_a_model_that_only_an_action_spawns_is_asked() -> None:
-    chart = {
-        "id": "asking",
-        "initial": "open",
-        "context": {"found": None},
-        "states": {
-            "open": {
-                "entry": "begin",
-                "on": {"xstate.done.actor.helper": {"target": "over", "actions": "keep"}},
-            },
-            "over": {"type": "final"},
-        },
-    }
-
     def begin(scope: Any, context: Any, event: Any, action: Any) -> None:
         scope.spawn("greet", id="helper")
 
@@ -452,7 +443,7 @@ def test_a_question_to_a_model_that_only_an_action_spawns_is_asked() -> None:
         services={"greet": create_text_logic(prompt="Say hi.")},
     )
     graph = statechart_graph(
-        chart, logic, seal=Seal(KEY), executors={"generate_text": lambda request: "hi"}
+        SPAWNING, logic, seal=Seal(KEY), executors={"generate_text": lambda request: "hi"}
     )
     out = graph.invoke({"event": "GO"}, thread())
     assert out["xsm"]["status"] == "done" and out["xsm"]["context"] == {"found": "hi"}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import time
 from typing import Any
 
 import pytest
@@ -17,10 +16,11 @@ from guardchart.agents import FakeModel, agent_logic, approval_event
 from guardchart.agents._stepper import Stepper
 from guardchart.gate import Seal
 from guardchart.kernel import create_machine, initial_transition
-from guardchart.langgraph import _visit, statechart_graph
+from guardchart.langgraph import _task, _visit, statechart_graph
 from guardchart.langgraph._messages import Conversation
 from guardchart.langgraph._recent import _MOST, Known, Recent, text_of
 from guardchart.persistence import InMemoryLedger
+from guardchart.runtime import SystemClock
 from tests.langgraph.graphs import COUNTER, REFUND, Refunds, loop_chart, start, thread
 
 LOOKUP = {"tool": "lookup", "args": {"order_id": 1}}
@@ -171,27 +171,27 @@ def test_a_run_that_waits_for_a_person_leaves_no_machine_behind(mode: str) -> No
 
 
 @pytest.mark.gate
-def test_an_approval_that_expires_on_the_way_to_its_tool_is_not_used() -> None:
-    refunds, waited = Refunds(), False
-    graph = statechart_graph(
-        loop_chart("lookup", "refund"),
-        agent_logic(
-            FakeModel([REFUND, {"text": "done"}], is_async=False),
-            refunds.tools(),
-            approval_ttl_s=1,
-        ),
-        ledger=InMemoryLedger(),
-        checkpointer=InMemorySaver(),
-        messages_key="messages",
-    )
+@pytest.mark.parametrize("late_s", [0, 7200], ids=["in time", "late"])
+def test_an_approval_that_expires_on_the_way_to_its_tool_is_not_used(
+    late_s: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Later(SystemClock):
+        def now_ms(self) -> float:
+            return super().now_ms() + late_s * 1000
+
+    refunds = Refunds()
+    # It is good for an hour.
+    graph = made([REFUND, {"text": "done"}], refunds=refunds)
     out = graph.invoke({"event": start()}, thread())
     resume = approval_event(out["__interrupt__"][0].value["calls"])
+    values = []
     for state in graph.stream(Command(resume=resume), thread(), stream_mode="values"):
+        values.append(state["xsm"]["value"])
         # The task of the tool looks at the machine that the step left, but not at its time.
-        if state["xsm"]["value"] == "awaiting_tool":
-            time.sleep(1.05)
-            waited = True
-    assert waited and refunds.done == []
+        if values[-1] == "awaiting_tool":
+            monkeypatch.setattr(_task, "SystemClock", Later)
+    assert "awaiting_tool" in values
+    assert refunds.done == ([] if late_s else [(7, 500)])
 
 
 # --- what the app's own functions have in their hands ------------------------------------------
